@@ -1,0 +1,66 @@
+"""The emulated device of this process: put in place of CUDA, and taken away again."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from maya_core.device import build, ops
+from maya_core.device.face import cuda as face
+from maya_core.device.kernels import Planner
+from maya_core.device.patches import Patches
+from maya_core.errors import MayaError
+from maya_core.hardware.catalog import Gpu
+
+MIB = 2**20
+
+
+def blas_workspace_bytes(gpu: Gpu) -> int:
+    """The workspace ATen gives each cuBLAS handle and stream (ATen/cuda/CUDABlas workspaces)."""
+    if conf := os.environ.get("CUBLAS_WORKSPACE_CONFIG"):
+        try:  # ":SIZE_KIB:COUNT" pairs
+            numbers = [int(part) for part in conf.split(":") if part]
+            return sum(size * 1024 * count for size, count in zip(numbers[::2], numbers[1::2], strict=True))
+        except ValueError:
+            pass  # ATen warns and takes the default
+    return 32 * MIB if gpu.compute_capability[0] >= 9 else 2 * 4096 * 1024 + 8 * 16 * 1024
+
+
+def prefers_cudnn_attention(gpu: Gpu) -> bool:
+    return gpu.compute_capability[0] in (9, 10) and os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1"
+
+
+class EmulatedDevice:
+    """`gpus` emulated GPUs of one kind in this process, until `remove`."""
+
+    def __init__(self, gpu: Gpu, gpus: int) -> None:
+        self.native = build.native()
+        if self.native.installed():
+            raise MayaError("an emulation is running already in this process.", "Leave the first `emulate(...)` block before entering another.")
+        self.gpu = gpu
+        self.gpus = gpus
+        self.planner = Planner(gpu)
+        self.patches = Patches()
+        config = {
+            "count": gpus,
+            "major": gpu.compute_capability[0],
+            "minor": gpu.compute_capability[1],
+            "total_bytes": gpu.memory_bytes,
+            "outside_bytes": gpu.outside_bytes,
+            "blas_workspace_bytes": blas_workspace_bytes(gpu),
+            "prefer_cudnn_attention": prefers_cudnn_attention(gpu),
+            "allocator_conf": face.allocator_conf(),
+            "cudnn_version": face.CUDNN_VERSION,
+            "cuda_version": 13000,
+        }
+        self.native.install(config, ops.cuda_ops(), ops.sparse_ops(), self.planner.plan, {}, lambda op, reason: f"no rule {op} {reason}")
+        try:
+            face.put_on(self.native, gpu, gpus, self.patches)
+        except BaseException:
+            self.remove()
+            raise
+
+    def remove(self) -> None:
+        self.patches.undo()
+        self.native.uninstall()

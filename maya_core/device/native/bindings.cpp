@@ -1,0 +1,399 @@
+// What Python sees of the native device: thin functions for maya_core/device, one for one with what torch.cuda asks.
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/profiler/combined_traceback.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/extension.h>
+
+#include "device.h"
+#include "dispatch.h"
+#include "values.h"
+
+namespace maya {
+namespace {
+
+namespace py = pybind11;
+using c10::IValue;
+
+// ---- calls as Python sees them: tensors become (dtype, sizes, strides, device type) ----
+py::object describe(const at::Tensor& tensor) {
+  if (!tensor.defined()) return py::none();
+  py::tuple sizes(tensor.dim()), strides(tensor.layout() == at::kStrided ? tensor.dim() : 0);
+  for (int64_t i = 0; i < tensor.dim(); i++) sizes[i] = tensor.size(i);
+  for (size_t i = 0; i < strides.size(); i++) strides[i] = tensor.stride(i);
+  return py::make_tuple(c10::toString(tensor.scalar_type()), sizes, strides, c10::DeviceTypeName(tensor.device().type(), true));
+}
+
+py::object describe(const IValue& value) {
+  if (value.isTensor()) return describe(value.toTensor());
+  if (value.isInt()) return py::int_(value.toInt());
+  if (value.isSymInt()) return py::int_(value.toSymInt().guard_int(__FILE__, __LINE__));
+  if (value.isBool()) return py::bool_(value.toBool());
+  if (value.isDouble()) return py::float_(value.toDouble());
+  if (value.isString()) return py::str(value.toStringRef());
+  if (value.isList()) {
+    py::list list;
+    for (const auto& item : value.toListRef()) list.append(describe(item));
+    return list;
+  }
+  return py::none();
+}
+
+py::list describe(at::ArrayRef<IValue> values) {
+  py::list list;
+  for (const auto& value : values) list.append(describe(value));
+  return list;
+}
+
+class Side final : public PythonSide {
+ public:
+  Side(py::object planner, py::dict rules, py::object no_rule) : planner_(std::move(planner)), rules_(std::move(rules)), no_rule_(std::move(no_rule)) {}
+  ~Side() override {
+    py::gil_scoped_acquire gil;
+    planner_ = py::object();
+    rules_ = py::dict();
+    no_rule_ = py::object();
+  }
+
+  Plan plan(const std::string& op, const c10::FunctionSchema* schema, at::ArrayRef<IValue> arguments, at::ArrayRef<IValue> returns) override {
+    py::gil_scoped_acquire gil;
+    py::list names;
+    if (schema) for (const auto& argument : schema->arguments()) names.append(argument.name());
+    auto made = planner_(op, names, describe(arguments), describe(returns)).cast<py::tuple>();
+    Plan plan;
+    plan.signature = made[0].cast<uint32_t>();
+    plan.duration_ns = made[1].cast<double>();
+    if (!made[2].is_none()) {
+      plan.has_program = true;
+      plan.program = made[2].cast<std::vector<std::pair<int64_t, int64_t>>>();
+    }
+    return plan;
+  }
+  bool has_rule(const std::string& op) override {
+    py::gil_scoped_acquire gil;
+    return rules_.contains(op);
+  }
+  void call_rule(const std::string& op, const c10::FunctionSchema& schema, torch::jit::Stack* stack) override {
+    py::gil_scoped_acquire gil;
+    const size_t count = schema.arguments().size(), base = stack->size() - count;
+    py::tuple arguments(count);
+    for (size_t i = 0; i < count; i++) arguments[i] = torch::jit::toPyObject((*stack)[base + i]);
+    stack->resize(base);
+    py::object result = rules_[op.c_str()](*arguments);
+    const auto& returns = schema.returns();
+    if (returns.size() == 1) {
+      stack->push_back(torch::jit::toIValue(result, returns[0].type()));
+    } else {
+      auto results = result.is_none() ? py::tuple() : result.cast<py::tuple>();
+      TORCH_CHECK(results.size() == returns.size(), "the rule for ", op, " gave ", results.size(), " results, the op has ", returns.size());
+      for (size_t i = 0; i < returns.size(); i++) stack->push_back(torch::jit::toIValue(results[i], returns[i].type()));
+    }
+  }
+  std::string no_rule_message(const std::string& op, const std::string& reason) override {
+    py::gil_scoped_acquire gil;
+    return no_rule_(op, reason).cast<std::string>();
+  }
+
+ private:
+  py::object planner_;
+  py::dict rules_;
+  py::object no_rule_;
+};
+
+DeviceConfig config_from(const py::dict& from) {
+  DeviceConfig to;
+  to.count = from["count"].cast<int>();
+  to.major = from["major"].cast<int>();
+  to.minor = from["minor"].cast<int>();
+  to.total_bytes = from["total_bytes"].cast<int64_t>();
+  to.outside_bytes = from["outside_bytes"].cast<int64_t>();
+  to.blas_workspace_bytes = from["blas_workspace_bytes"].cast<int64_t>();
+  to.prefer_cudnn_attention = from["prefer_cudnn_attention"].cast<bool>();
+  to.allocator_conf = from["allocator_conf"].cast<std::string>();
+  to.cudnn_version = from["cudnn_version"].cast<int64_t>();
+  to.cuda_version = from["cuda_version"].cast<int64_t>();
+  return to;
+}
+
+// ---- memory statistics and snapshots, shaped as torch._C._cuda_* give them ----
+py::dict stat(const Stat& from) {
+  py::dict to;
+  to["current"] = from.current;
+  to["peak"] = from.peak;
+  to["allocated"] = from.allocated;
+  to["freed"] = from.freed;
+  return to;
+}
+py::dict stats_by_pool(const PoolStats& from) {
+  py::dict to;
+  to["all"] = stat(from[0]);
+  to["small_pool"] = stat(from[1]);
+  to["large_pool"] = stat(from[2]);
+  return to;
+}
+
+py::dict memory_stats(int device) {
+  const auto from = allocator(device).stats();
+  py::dict to;
+  to["num_alloc_retries"] = from.num_alloc_retries;
+  to["num_ooms"] = from.num_ooms;
+  to["max_split_size"] = from.max_split_size;
+  to["num_sync_all_streams"] = from.num_sync_all_streams;
+  to["num_device_alloc"] = from.num_device_alloc;
+  to["num_device_free"] = from.num_device_free;
+  to["num_oom_rejections"] = 0;
+  to["allocation"] = stats_by_pool(from.allocation);
+  to["segment"] = stats_by_pool(from.segment);
+  to["active"] = stats_by_pool(from.active);
+  to["inactive_split"] = stats_by_pool(from.inactive_split);
+  to["allocated_bytes"] = stats_by_pool(from.allocated_bytes);
+  to["reserved_bytes"] = stats_by_pool(from.reserved_bytes);
+  to["reserved_bytes_by_private_pools"] = py::dict();
+  to["active_bytes"] = stats_by_pool(from.active_bytes);
+  to["inactive_split_bytes"] = stats_by_pool(from.inactive_split_bytes);
+  to["requested_bytes"] = stats_by_pool(from.requested_bytes);
+  to["oversize_allocations"] = stat(from.oversize_allocations);
+  to["oversize_segments"] = stat(from.oversize_segments);
+  return to;
+}
+
+using Traceback = torch::CapturedTraceback;
+
+// All call stacks of a snapshot are symbolized at once: most are shared.
+struct Stacks {
+  std::unordered_map<Traceback*, py::list> frames;
+  std::vector<Traceback*> wanted;
+  void want(const std::shared_ptr<void>& context) {
+    if (context) wanted.push_back(static_cast<Traceback*>(context.get()));
+  }
+  void resolve() {
+    std::sort(wanted.begin(), wanted.end());
+    wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
+    if (wanted.empty()) return;
+    auto symbolized = torch::symbolize(wanted);
+    std::vector<py::dict> all;
+    for (const auto& frame : symbolized.all_frames) {
+      py::dict one;
+      one["name"] = frame.funcname;
+      one["filename"] = frame.filename;
+      one["line"] = frame.lineno;
+      all.push_back(one);
+    }
+    for (size_t i = 0; i < wanted.size(); i++) {
+      py::list list;
+      for (auto index : symbolized.tracebacks[i]) list.append(all[index]);
+      frames[wanted[i]] = list;
+    }
+  }
+  py::list of(const std::shared_ptr<void>& context) {
+    return context ? frames[static_cast<Traceback*>(context.get())] : py::list();
+  }
+};
+
+const char* action_name(MemoryAction action) {
+  switch (action) {
+    case MemoryAction::Alloc: return "alloc";
+    case MemoryAction::FreeRequested: return "free_requested";
+    case MemoryAction::FreeCompleted: return "free_completed";
+    case MemoryAction::SegmentAlloc: return "segment_alloc";
+    case MemoryAction::SegmentFree: return "segment_free";
+    case MemoryAction::SegmentMap: return "segment_map";
+    case MemoryAction::SegmentUnmap: return "segment_unmap";
+    case MemoryAction::Snapshot: return "snapshot";
+    case MemoryAction::OutOfMemory: return "oom";
+  }
+  return "?";
+}
+
+py::dict memory_snapshot(MempoolId pool, bool with_history) {
+  std::vector<SegmentInfo> segments;
+  std::vector<std::vector<MemoryEvent>> histories;
+  Stacks stacks;
+  for (int device = 0; device < config().count; device++) {
+    for (auto& segment : allocator(device).snapshot(pool)) segments.push_back(std::move(segment));
+    histories.push_back(with_history ? allocator(device).history() : std::vector<MemoryEvent>());
+  }
+  for (const auto& segment : segments) {
+    stacks.want(segment.context);
+    for (const auto& block : segment.blocks) stacks.want(block.context);
+  }
+  for (const auto& history : histories) for (const auto& event : history) stacks.want(event.context);
+  stacks.resolve();
+
+  py::list segment_list, traces;
+  for (const auto& from : segments) {
+    py::dict to;
+    to["device"] = from.device;
+    to["address"] = from.address;
+    to["total_size"] = from.total_size;
+    to["allocated_size"] = from.allocated_size;
+    to["active_size"] = from.active_size;
+    to["requested_size"] = from.requested_size;
+    to["stream"] = stream_handle(from.device, from.stream);
+    to["segment_type"] = from.is_large ? "large" : "small";
+    to["segment_pool_id"] = from.owner_pool;
+    to["is_expandable"] = from.is_expandable;
+    to["frames"] = stacks.of(from.context);
+    py::list blocks;
+    for (const auto& block : from.blocks) {
+      py::dict one;
+      one["address"] = block.address;
+      one["size"] = block.size;
+      one["requested_size"] = block.requested_size;
+      one["state"] = block.allocated ? "active_allocated" : block.active ? "active_pending_free" : "inactive";
+      one["frames"] = stacks.of(block.context);
+      blocks.append(one);
+    }
+    to["blocks"] = blocks;
+    segment_list.append(to);
+  }
+  for (const auto& history : histories) {
+    py::list trace;
+    for (const auto& event : history) {
+      py::dict one;
+      one["action"] = action_name(event.action);
+      one[event.action == MemoryAction::OutOfMemory ? "device_free" : "addr"] = event.address;
+      one["size"] = event.size;
+      one["stream"] = stream_handle(event.device, event.stream);
+      one["time_us"] = event.time_us;
+      one["pool_id"] = event.pool;
+      one["compile_context"] = "N/A";
+      one["user_metadata"] = "";
+      one["frames"] = stacks.of(event.context);
+      trace.append(one);
+    }
+    traces.append(trace);
+  }
+  py::dict result;
+  result["segments"] = segment_list;
+  result["device_traces"] = traces;
+  result["external_annotations"] = py::list();
+  return result;
+}
+
+void record_memory_history(bool enabled, bool contexts, size_t max_entries, bool context_on_free) {
+  std::function<std::shared_ptr<void>()> gather;
+  if (contexts) gather = []() -> std::shared_ptr<void> { return Traceback::gather(true, true, false); };
+  for (int device = 0; device < config().count; device++)
+    allocator(device).record_history(enabled, gather, max_entries, context_on_free);
+}
+
+py::bytes take_events() {
+  const auto events = recorder().take();
+  return py::bytes(reinterpret_cast<const char*>(events.data()), events.size() * sizeof(TraceEvent));
+}
+
+py::object current_stream_data(int device, c10::StreamId stream) { return py::make_tuple(stream, device, int(c10::DeviceType::CUDA)); }
+
+}  // namespace
+}  // namespace maya
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  using namespace maya;
+  namespace py = pybind11;
+  // ---- life ----
+  m.def("install", [](const py::dict& wanted, const std::vector<std::string>& cuda_ops, const std::vector<std::string>& sparse_ops, py::object planner,
+                      py::dict rules, py::object no_rule) {
+    set_python_side(std::make_unique<Side>(planner, rules, no_rule));
+    try {
+      install(config_from(wanted), cuda_ops, sparse_ops);
+    } catch (...) {
+      set_python_side(nullptr);
+      throw;
+    }
+  });
+  m.def("uninstall", [] { uninstall(); set_python_side(nullptr); });
+  m.def("installed", &installed);
+  m.def("start_engine_threads", &start_engine_threads, py::call_guard<py::gil_scoped_release>());
+  // ---- devices and streams ----
+  m.def("device_count", [] { return config().count; });
+  m.def("get_device", &current_device);
+  m.def("set_device", &set_current_device);
+  m.def("exchange_device", [](int device) { int before = current_device(); if (device >= 0) set_current_device(device); return before; });
+  m.def("current_stream", [](int device) { return current_stream_data(device, current_stream(device)); });
+  m.def("current_raw_stream", [](int device) { return stream_handle(device, current_stream(device)); });
+  m.def("default_stream", [](int device) { return current_stream_data(device, 0); });
+  m.def("set_stream", [](c10::StreamId stream, int device) { set_current_device(device); set_current_stream(device, stream); });
+  m.def("stream_from_pool", &stream_from_pool);
+  m.def("stream_handle", &stream_handle);
+  m.def("stream_of_handle", &stream_of_handle);
+  m.def("stream_priority", &stream_priority);
+  m.def("synchronize", [] { synchronize_device(current_device()); });
+  m.def("clock_ns", [](int device) { return clock_of(device, current_stream(device)); });
+  m.def("default_generator", [](int device) { return default_generator(device); });
+  // ---- memory ----
+  m.def("memory_stats", &memory_stats);
+  m.def("memory_snapshot", &memory_snapshot);
+  m.def("memory_info", [](int device) { return allocator(device).memory_info(); });
+  m.def("reset_peak_memory_stats", [](int device) { allocator(device).reset_peak_stats(); });
+  m.def("reset_accumulated_memory_stats", [](int device) { allocator(device).reset_accumulated_stats(); });
+  m.def("empty_cache", [](MempoolId pool) { for (int device = 0; device < config().count; device++) allocator(device).empty_cache(pool); });
+  m.def("set_memory_fraction", [](double fraction, int device) { allocator(device).set_memory_fraction(fraction); });
+  m.def("memory_fraction", [](int device) { return allocator(device).memory_fraction(); });
+  m.def("record_memory_history", &record_memory_history);
+  m.def("clear_blas_workspaces", &clear_blas_workspaces);
+  m.def("storage_resize", [](c10::Storage storage, int64_t bytes) { resize_storage(storage.unsafeGetStorageImpl(), bytes); });
+  m.def("raw_alloc", [](int64_t bytes, uint64_t stream) {
+    const int device = current_device();
+    auto before = current_stream(device);
+    set_current_stream(device, stream_of_handle(stream));
+    auto* memory = new c10::DataPtr(device_allocator()->allocate(bytes));
+    set_current_stream(device, before);
+    return py::make_tuple(reinterpret_cast<uint64_t>(memory->get()), reinterpret_cast<uint64_t>(memory));
+  });
+  m.def("raw_delete", [](uint64_t token) { delete reinterpret_cast<c10::DataPtr*>(token); });
+  m.def("begin_allocate_to_pool", [](int device, MempoolId pool) {
+    const auto stream = current_stream(device);
+    allocator(device).begin_allocate_to_pool(pool, [stream](int64_t used) { return used == stream; });
+  });
+  m.def("begin_allocate_all_to_pool", [](int device, MempoolId pool) { allocator(device).begin_allocate_to_pool(pool, [](int64_t) { return true; }); });
+  m.def("end_allocate_to_pool", [](int device, MempoolId pool) { allocator(device).end_allocate_to_pool(pool); });
+  m.def("release_pool", [](int device, MempoolId pool) { allocator(device).release_pool(pool); });
+  m.def("pool_use_count", [](int device, MempoolId pool) { return allocator(device).pool_use_count(pool); });
+  // ---- CUDA graphs ----
+  m.def("capturing", &capturing);
+  py::class_<Graph>(m, "Graph")
+      .def(py::init<>())
+      .def("capture_begin", [](Graph& graph, MempoolId pool) { begin_capture(graph, pool); })
+      .def("capture_end", [](Graph& graph) { end_capture(graph); })
+      .def("replay", [](Graph& graph) { replay(graph); })
+      .def("reset", [](Graph& graph) { reset(graph); })
+      .def_property_readonly("pool", [](Graph& graph) { return graph.pool; })
+      .def_property_readonly("kernels", [](Graph& graph) { return graph.work.size(); });
+  // ---- values ----
+  m.def("is_known", &is_known);
+  m.def("host_value", [](const at::Tensor& tensor) -> py::object {
+    auto value = host_value(tensor);
+    return value ? py::cast(value->clone()) : py::none();
+  });
+  m.def("remember", &remember);
+  m.def("forget", &forget);
+  m.def("record_call", [](const std::string& op, const std::vector<py::object>& arguments, const std::vector<at::Tensor>& returns) {
+    std::vector<IValue> values, results;
+    for (const auto& argument : arguments) {
+      if (THPVariable_Check(argument.ptr())) values.emplace_back(argument.cast<at::Tensor>());
+      else if (py::isinstance<py::bool_>(argument)) values.emplace_back(argument.cast<bool>());
+      else if (py::isinstance<py::int_>(argument)) values.emplace_back(argument.cast<int64_t>());
+      else if (py::isinstance<py::float_>(argument)) values.emplace_back(argument.cast<double>());
+      else values.emplace_back();
+    }
+    for (const auto& one : returns) results.emplace_back(one);
+    int device = current_device();
+    for (const auto& value : values) if (value.isTensor() && value.toTensor().is_cuda()) { device = value.toTensor().get_device(); break; }
+    OnDevice on(device);
+    record_call(op, values, results);
+  });
+  m.def("calls", &calls);
+  m.def("distinct_calls", &distinct_calls);
+  // ---- the record ----
+  m.def("start_recording", [] { recorder().start(); });
+  m.def("stop_recording", [] { recorder().stop(); });
+  m.def("take_events", &take_events);
+  m.def("event_count", [] { return recorder().size(); });
+  m.def("streams", [] { return recorder().streams(); });
+  m.def("mark_step", [](int64_t step) { recorder().add(EventKind::StepEnd, current_device(), current_stream(current_device()), 0, step); });
+  m.def("enter_module", &enter_module);
+  m.def("leave_module", &leave_module);
+  m.def("enter_optimizer", &enter_optimizer);
+  m.def("leave_optimizer", &leave_optimizer);
+  m.def("forget_modules", &forget_modules);
+}

@@ -1,0 +1,103 @@
+// The emulated device as the rest of the native code sees it: its configuration, its memory and streams, and the
+// values it remembers. One process emulates one node: `config().count` GPUs of one kind.
+#pragma once
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "allocator.h"
+#include "trace.h"
+
+namespace maya {
+
+constexpr int kMaxDevices = 64;
+
+struct DeviceConfig {
+  int count = 1;
+  int major = 9, minor = 0;
+  int64_t total_bytes = 0;        // as the driver reports it
+  int64_t outside_bytes = 0;      // CUDA context and libraries
+  int64_t blas_workspace_bytes = 0;
+  bool prefer_cudnn_attention = false;
+  std::string allocator_conf;
+  int64_t cudnn_version = 0;
+  int64_t cuda_version = 0;
+};
+const DeviceConfig& config();
+void install(DeviceConfig config, const std::vector<std::string>& cuda_ops, const std::vector<std::string>& sparse_ops);
+void uninstall();
+bool installed();
+bool start_engine_threads();  // autograd's worker thread per device; false if backward must not be called now
+
+// ---- which device and stream the calling thread works on ----
+int current_device();
+void set_current_device(int device);
+c10::StreamId current_stream(int device);
+void set_current_stream(int device, c10::StreamId stream);
+c10::StreamId stream_from_pool(int device, int priority);
+int stream_priority(c10::StreamId stream);
+uint64_t stream_handle(int device, c10::StreamId stream);  // what cudaStream_t would print as; 0 is the default stream
+c10::StreamId stream_of_handle(uint64_t handle);
+
+struct OnDevice {  // the device of the op under way
+  explicit OnDevice(int device) : previous(current_device()) { if (device != previous) set_current_device(device); }
+  ~OnDevice() { if (current_device() != previous) set_current_device(previous); }
+  int previous;
+};
+
+// A lower bound of device time, per stream, from the durations the planner gives: what elapsed_time answers with.
+void advance_clock(int device, c10::StreamId stream, double nanoseconds);
+double clock_of(int device, c10::StreamId stream);
+void synchronize_device(int device);
+void synchronize_stream(int device, c10::StreamId stream);
+
+at::Generator& default_generator(int device);
+// The next seed for values drawn on the host in place of the device's: follows the generator's own state.
+uint64_t draw_seed(const std::optional<at::Generator>& generator);
+
+// ---- memory ----
+struct Shadow {  // what is known of the values in an allocation
+  enum Kind : uint8_t { Unknown, Uniform, Dense };
+  Kind kind = Unknown;
+  at::ScalarType dtype = at::kByte;   // of a Uniform value
+  std::unique_ptr<char[]> bytes;      // Dense: the whole storage; Uniform: one element
+};
+
+struct Allocation {
+  Block* block;
+  CachingAllocator* allocator;
+  Shadow shadow;
+};
+
+CachingAllocator& allocator(int device);
+c10::Allocator* device_allocator();   // what c10 allocates cuda storages from
+c10::Allocator* pinned_allocator();
+bool is_pinned(const void* pointer);
+Allocation* allocation_of(const c10::TensorImpl* tensor);  // null: empty storage, or not ours
+Allocation* allocation_of(const c10::DataPtr& pointer);
+at::Tensor new_tensor(c10::IntArrayRef sizes, c10::IntArrayRef strides, at::ScalarType dtype);  // on the current device
+void resize_storage(c10::StorageImpl* storage, int64_t bytes);
+// cuBLAS keeps a workspace per handle and stream, and a handle per thread: allocated on first use, kept until cleared.
+void ensure_blas_workspace();
+void clear_blas_workspaces();
+
+// ---- CUDA graphs: a capture takes the work out of the record, a replay puts it back ----
+struct Graph {
+  std::vector<TraceEvent> work;
+  double duration_ns = 0;
+  uint32_t number = 0;
+  int device = 0;
+  MempoolId pool;
+  bool holds_pool = false;
+};
+bool capturing();
+void begin_capture(Graph& graph, MempoolId pool);
+void end_capture(Graph& graph);
+void replay(const Graph& graph);
+void reset(Graph& graph);
+
+}  // namespace maya

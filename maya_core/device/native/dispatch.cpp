@@ -1,0 +1,547 @@
+#include "dispatch.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <torch/library.h>
+
+#include <shared_mutex>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "kernels.h"
+#include "values.h"
+
+namespace maya {
+namespace {
+
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::IValue;
+using c10::TensorImpl;
+using torch::jit::Stack;
+
+std::atomic<int64_t> call_count{0}, distinct_count{0};
+PythonSide* python = nullptr;  // not destroyed at exit: the interpreter is gone by then
+
+// ---- the key of a call: everything that decides the metadata of what comes out ----
+struct Key {
+  std::vector<int64_t> words;
+  std::vector<TensorImpl*> tensors;               // in the order met; alive as long as the stack is
+  c10::SmallVector<const void*, 16> storages;     // which of them share memory
+
+  void clear() { words.clear(); tensors.clear(); storages.clear(); }
+
+  void add(const at::Tensor& tensor) {
+    if (!tensor.defined()) { words.push_back(-1); return; }
+    auto* impl = tensor.unsafeGetTensorImpl();
+    int64_t alias = 0;
+    if (impl->has_storage()) {
+      const void* storage = impl->unsafe_storage().unsafeGetStorageImpl();
+      const size_t looked_at = std::min<size_t>(storages.size(), 16);
+      for (alias = 0; alias < int64_t(looked_at) && storages[alias] != storage; alias++) {}
+      if (alias == int64_t(looked_at)) {
+        alias = storages.size();
+        if (storages.size() < 16) storages.push_back(storage);
+      }
+    }
+    words.push_back(int64_t(c10::typeMetaToScalarType(impl->dtype())) | int64_t(impl->dim()) << 8 | int64_t(tensor.device().type()) << 16 |
+                    int64_t(impl->is_wrapped_number()) << 24 | int64_t(tensor.is_conj()) << 25 | int64_t(tensor.is_neg()) << 26 |
+                    int64_t(impl->layout()) << 27 | alias << 32);
+    if (impl->layout() == at::kStrided) {
+      const auto sizes = impl->sizes(), strides = impl->strides();
+      words.insert(words.end(), sizes.begin(), sizes.end());
+      words.insert(words.end(), strides.begin(), strides.end());
+    } else {
+      const auto sizes = impl->sizes();
+      words.insert(words.end(), sizes.begin(), sizes.end());
+    }
+    tensors.push_back(impl);
+  }
+
+  // `number_matters`: a Scalar argument changes what comes out (arange, full), not only its value (add, mul).
+  void add(const IValue& value, bool number_matters) {
+    if (value.isTensor()) { words.push_back(1); add(value.toTensor()); }
+    else if (value.isNone()) words.push_back(2);
+    else if (value.isInt()) { words.push_back(3); words.push_back(number_matters ? value.toInt() : 0); }
+    else if (value.isBool()) words.push_back(value.toBool() ? 5 : 4);
+    else if (value.isDouble()) {
+      double number = number_matters ? value.toDouble() : 0;
+      words.push_back(6);
+      words.push_back(std::bit_cast<int64_t>(number));
+    }
+    else if (value.isTensorList()) {
+      auto list = value.toTensorList();
+      words.push_back(7);
+      words.push_back(list.size());
+      for (size_t i = 0; i < list.size(); i++) add(static_cast<const IValue&>(list.get(i)).toTensor());
+    }
+    else if (value.isIntList()) {
+      auto list = value.toIntVector();
+      words.push_back(8);
+      words.push_back(list.size());
+      words.insert(words.end(), list.begin(), list.end());
+    }
+    else if (value.isDevice()) { words.push_back(9); words.push_back(int64_t(value.toDevice().type())); }
+    else if (value.isString()) { words.push_back(10); words.push_back(std::hash<std::string>()(value.toStringRef())); }
+    else if (value.isGenerator()) words.push_back(11);
+    else if (value.isList()) {
+      const auto& items = value.toListRef();
+      words.push_back(12);
+      words.push_back(items.size());
+      for (const auto& item : items) add(item, number_matters);
+    }
+    else if (value.isSymInt()) { words.push_back(3); words.push_back(value.toSymInt().guard_int(__FILE__, __LINE__)); }
+    else words.push_back(13);
+  }
+
+  uint64_t hash() const {
+    uint64_t hash = 0x9E3779B97F4A7C15ull;
+    for (int64_t word : words) { hash = (hash ^ uint64_t(word)) * 0xff51afd7ed558ccdull; hash ^= hash >> 32; }
+    return hash;
+  }
+};
+
+// One key in use per thread at a time; ops that call ops take another.
+struct ScopedKey {
+  static std::vector<std::unique_ptr<Key>>& idle() { thread_local std::vector<std::unique_ptr<Key>> keys; return keys; }
+  std::unique_ptr<Key> key;
+  ScopedKey() {
+    if (idle().empty()) key = std::make_unique<Key>();
+    else { key = std::move(idle().back()); idle().pop_back(); key->clear(); }
+  }
+  ~ScopedKey() { idle().push_back(std::move(key)); }
+  Key* operator->() { return key.get(); }
+};
+
+// ---- what a call does, found once per key ----
+struct Output {
+  enum Kind : uint8_t { SameAsInput, ViewOfInput, New, Undefined, Constant } kind;
+  int input = -1;
+  at::DimVector sizes, strides;
+  int64_t offset = 0;  // of a view, from its input's own
+  at::ScalarType dtype = at::kFloat;
+  IValue constant;
+};
+struct Return { bool list = false; std::vector<Output> outputs; };
+struct Resize { int input; at::DimVector sizes, strides; };
+
+struct Entry {
+  std::vector<int64_t> key;
+  std::vector<Return> returns;
+  std::vector<Resize> resizes;
+  Plan plan;
+  int64_t new_elements = 0;
+  std::atomic<bool> host_cannot{false};
+};
+
+class Entries {
+ public:
+  Entry* find(uint64_t hash, const std::vector<int64_t>& key) {
+    std::shared_lock lock(mutex_);
+    auto [first, last] = by_hash_.equal_range(hash);
+    for (; first != last; ++first) if (first->second->key == key) return first->second.get();
+    return nullptr;
+  }
+  Entry* insert(uint64_t hash, std::unique_ptr<Entry> entry) {
+    std::unique_lock lock(mutex_);
+    auto [first, last] = by_hash_.equal_range(hash);  // another thread may have been quicker
+    for (; first != last; ++first) if (first->second->key == entry->key) return first->second.get();
+    distinct_count++;
+    return by_hash_.emplace(hash, std::move(entry))->second.get();
+  }
+ private:
+  std::shared_mutex mutex_;
+  std::unordered_multimap<uint64_t, std::unique_ptr<Entry>> by_hash_;
+};
+
+class RecordedCalls {  // calls that come by record_call instead of the dispatcher
+ public:
+  Entries* of(const std::string& name) {
+    std::lock_guard lock(mutex_);
+    auto& slot = by_name_[name];
+    if (!slot) slot = std::make_unique<Entries>();
+    return slot.get();
+  }
+  void clear() {
+    std::lock_guard lock(mutex_);
+    by_name_.clear();
+  }
+ private:
+  std::mutex mutex_;
+  std::unordered_map<std::string, std::unique_ptr<Entries>> by_name_;
+};
+RecordedCalls& recorded_calls() { static auto* instance = new RecordedCalls; return *instance; }
+
+// ---- asking the Meta kernel ----
+struct MetaClones {  // meta tensors that share memory where the originals do
+  std::unordered_map<const void*, c10::Storage> storages;
+  std::vector<at::Tensor> clones;
+
+  at::Tensor clone(const at::Tensor& tensor) {
+    if (!tensor.defined()) return tensor;
+    if (tensor.layout() != at::kStrided) TORCH_CHECK_NOT_IMPLEMENTED(false, "sparse tensor");
+    if (tensor.is_cpu() && tensor.dim() == 0) { clones.push_back(tensor); return tensor; }
+    auto* impl = tensor.unsafeGetTensorImpl();
+    const void* storage = impl->unsafe_storage().unsafeGetStorageImpl();
+    auto [found, inserted] = storages.try_emplace(storage);
+    if (inserted) {
+      auto* memory = c10::GetAllocator(c10::DeviceType::Meta);
+      const size_t bytes = impl->unsafe_storage().nbytes();
+      found->second = c10::Storage(c10::Storage::use_byte_size_t(), bytes, memory->allocate(bytes), memory, true);
+    }
+    auto made = at::detail::make_tensor<TensorImpl>(TensorImpl::VIEW, c10::Storage(found->second), DispatchKeySet(DispatchKey::Meta), impl->dtype());
+    auto* meta = made.unsafeGetTensorImpl();
+    meta->set_sizes_and_strides(impl->sizes(), impl->strides(), impl->storage_offset());
+    if (impl->is_wrapped_number()) meta->set_wrapped_number(true);
+    clones.push_back(made);
+    return made;
+  }
+
+  IValue clone(const IValue& value) {
+    if (value.isTensor()) return clone(value.toTensor());
+    if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const at::Tensor& tensor : value.toTensorList()) list.push_back(clone(tensor));
+      return list;
+    }
+    if (value.isDevice() && value.toDevice().is_cuda()) return c10::Device(c10::DeviceType::Meta);
+    if (value.isGenerator()) return IValue();
+    if (value.isList()) {
+      bool tensors = false;
+      for (const auto& item : value.toListRef()) tensors = tensors || item.isTensor();
+      if (!tensors) return value;
+      c10::List<std::optional<at::Tensor>> list;
+      for (const auto& item : value.toListRef()) list.push_back(item.isNone() ? std::optional<at::Tensor>() : clone(item.toTensor()));
+      return list;
+    }
+    return value;
+  }
+
+  Output describe(const at::Tensor& result) const {
+    Output output{Output::New};
+    if (!result.defined()) { output.kind = Output::Undefined; return output; }
+    for (size_t i = 0; i < clones.size(); i++)
+      if (clones[i].unsafeGetTensorImpl() == result.unsafeGetTensorImpl()) { output.kind = Output::SameAsInput; output.input = i; return output; }
+    output.sizes = at::DimVector(result.sizes());
+    output.strides = at::DimVector(result.strides());
+    output.dtype = result.scalar_type();
+    const auto* storage = result.storage().unsafeGetStorageImpl();
+    for (size_t i = 0; i < clones.size(); i++) {
+      if (!clones[i].is_meta() || clones[i].storage().unsafeGetStorageImpl() != storage) continue;
+      output.kind = Output::ViewOfInput;
+      output.input = i;
+      output.offset = result.storage_offset() - clones[i].storage_offset();
+      return output;
+    }
+    return output;
+  }
+};
+
+[[noreturn]] void refuse(const std::string& op, const std::string& reason) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, python ? python->no_rule_message(op, reason) : "no rule for " + op);
+}
+
+std::string op_name(const c10::FunctionSchema& schema) {
+  return schema.overload_name().empty() ? schema.name() : schema.name() + "." + schema.overload_name();
+}
+
+std::unique_ptr<Entry> ask_meta(const c10::OperatorHandle& op, const std::string& name, at::ArrayRef<IValue> arguments) {
+  MetaClones metas;
+  Stack stack;
+  stack.reserve(arguments.size());
+  std::vector<std::pair<at::DimVector, at::DimVector>> before;
+  try {
+    for (const auto& argument : arguments) stack.push_back(metas.clone(argument));
+    for (auto& clone : metas.clones) before.emplace_back(clone.sizes(), clone.strides());
+    c10::impl::ExcludeDispatchKeyGuard exclude(c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
+    op.redispatchBoxed(DispatchKeySet(DispatchKey::Meta), &stack);
+  } catch (const c10::NotImplementedError& error) {
+    refuse(name, error.what_without_backtrace());
+  }
+  auto entry = std::make_unique<Entry>();
+  for (const auto& value : stack) {
+    Return one;
+    if (value.isTensor()) one.outputs.push_back(metas.describe(value.toTensor()));
+    else if (value.isTensorList()) {
+      one.list = true;
+      for (const at::Tensor& tensor : value.toTensorList()) one.outputs.push_back(metas.describe(tensor));
+    } else {
+      one.outputs.push_back({Output::Constant});
+      one.outputs.back().constant = value;
+    }
+    for (const auto& output : one.outputs)
+      if (output.kind == Output::New) entry->new_elements += c10::multiply_integers(output.sizes);
+    entry->returns.push_back(std::move(one));
+  }
+  for (size_t i = 0; i < metas.clones.size(); i++) {
+    const auto& clone = metas.clones[i];
+    if (clone.sizes() != c10::IntArrayRef(before[i].first))
+      entry->resizes.push_back({int(i), at::DimVector(clone.sizes()), at::DimVector(clone.strides())});
+  }
+  return entry;
+}
+
+// ---- carrying a call out ----
+at::Tensor build(const Output& output, const std::vector<TensorImpl*>& inputs) {
+  switch (output.kind) {
+    case Output::New: return new_tensor(output.sizes, output.strides, output.dtype);
+    case Output::SameAsInput: return at::Tensor(c10::intrusive_ptr<TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(inputs[output.input]));
+    case Output::ViewOfInput: {
+      auto* input = inputs[output.input];
+      auto view = at::detail::make_tensor<TensorImpl>(TensorImpl::VIEW, c10::Storage(input->unsafe_storage()), input->key_set(), c10::scalarTypeToTypeMeta(output.dtype));
+      view.unsafeGetTensorImpl()->set_sizes_and_strides(output.sizes, output.strides, input->storage_offset() + output.offset);
+      return view;
+    }
+    default: return {};
+  }
+}
+
+void apply_resizes(const Entry& entry, const std::vector<TensorImpl*>& inputs) {
+  for (const auto& resize : entry.resizes) {
+    auto* tensor = inputs[resize.input];
+    const auto need = at::detail::computeStorageNbytes(resize.sizes, resize.strides, tensor->dtype().itemsize(), tensor->storage_offset());
+    auto* storage = tensor->unsafe_storage().unsafeGetStorageImpl();
+    if (storage->nbytes() < need) resize_storage(storage, need);
+    tensor->set_sizes_and_strides(resize.sizes, resize.strides);
+  }
+}
+
+// Makes the outputs in the order the real kernel allocates them, with its temporaries in between.
+void allocate_outputs(const Entry& entry, const std::vector<TensorImpl*>& inputs, Stack& results) {
+  std::vector<at::Tensor> made;  // New outputs, by their order over all returns
+  std::vector<c10::DataPtr> temporaries;
+  if (entry.plan.has_program) {
+    std::vector<const Output*> fresh;
+    for (const auto& one : entry.returns)
+      for (const auto& output : one.outputs) if (output.kind == Output::New) fresh.push_back(&output);
+    made.resize(fresh.size());
+    for (auto [step, value] : entry.plan.program) {
+      switch (step) {
+        case Plan::Output: if (value < int64_t(fresh.size()) && !made[value].defined()) made[value] = build(*fresh[value], inputs); break;
+        case Plan::Temporary: temporaries.push_back(device_allocator()->allocate(value)); break;
+        case Plan::FreeTemporary: if (value < int64_t(temporaries.size())) temporaries[value].clear(); break;
+        case Plan::BlasWorkspace: ensure_blas_workspace(); break;
+      }
+    }
+  }
+  size_t next = 0;
+  auto output_of = [&](const Output& output) {
+    if (output.kind != Output::New) return build(output, inputs);
+    if (next < made.size() && made[next].defined()) return made[next++];
+    next++;
+    return build(output, inputs);
+  };
+  for (const auto& one : entry.returns) {
+    if (one.list) {
+      c10::List<at::Tensor> list;
+      list.reserve(one.outputs.size());
+      for (const auto& output : one.outputs) list.push_back(output_of(output));
+      results.push_back(std::move(list));
+    } else if (one.outputs[0].kind == Output::Constant) {
+      results.push_back(one.outputs[0].constant);
+    } else {
+      results.push_back(output_of(one.outputs[0]));
+    }
+  }
+}
+
+void remember_results(const Entry& entry, const Stack& values, const Stack& results) {
+  auto one = [](const Output& output, const at::Tensor& tensor, const at::Tensor& value) {
+    if (output.kind != Output::New || !tensor.defined() || !value.defined()) return;
+    if (tensor.sizes() == value.sizes()) remember(tensor, value);
+    else if (value.numel() == 1) remember_uniform(tensor, value.item());
+  };
+  for (size_t i = 0; i < entry.returns.size() && i < values.size(); i++) {
+    const auto& spec = entry.returns[i];
+    if (spec.list) {
+      auto tensors = results[i].toTensorList(), known = values[i].toTensorList();
+      for (size_t j = 0; j < spec.outputs.size(); j++) one(spec.outputs[j], tensors.get(j), known.get(j));
+    } else if (results[i].isTensor() && values[i].isTensor()) {
+      one(spec.outputs[0], results[i].toTensor(), values[i].toTensor());
+    }
+  }
+}
+
+int device_of(const Key& key, at::ArrayRef<IValue> arguments) {
+  for (auto* tensor : key.tensors) if (tensor->is_cuda()) return tensor->device().index();
+  for (const auto& argument : arguments)
+    if (argument.isDevice() && argument.toDevice().is_cuda() && argument.toDevice().has_index()) return argument.toDevice().index();
+  return current_device();
+}
+
+void launch(const Plan& plan) {
+  call_count++;
+  const int device = current_device();
+  const auto stream = current_stream(device);
+  advance_clock(device, stream, plan.duration_ns);
+  recorder().add(EventKind::Op, device, stream, plan.signature);
+}
+
+struct Kernel final : c10::OperatorKernel {
+  std::once_flag prepared;
+  std::string name;
+  ValueTraits traits;
+  bool python_rule = false, numbers_matter = true;
+  Entries entries;
+
+  void prepare(const c10::OperatorHandle& op) {
+    name = op_name(op.schema());
+    traits = value_traits(op);
+    python_rule = python && python->has_rule(name);
+    const std::string& base = op.schema().name();
+    numbers_matter = !(op.hasTag(at::Tag::pointwise) || base.starts_with("aten::_foreach") || base.starts_with("aten::_fused_") || base.ends_with("_"));
+  }
+
+  void operator()(const c10::OperatorHandle& op, DispatchKeySet, Stack* stack) {
+    std::call_once(prepared, [&] { prepare(op); });
+    if (python_rule) return python->call_rule(name, op.schema(), stack);
+    const size_t count = op.schema().arguments().size(), base = stack->size() - count;
+    const at::ArrayRef<IValue> arguments(stack->data() + base, count);
+    ScopedKey key;
+    for (const auto& argument : arguments) key->add(argument, numbers_matter);
+    OnDevice on(device_of(*key.key, arguments));
+    const uint64_t hash = key->hash();
+    Entry* entry = entries.find(hash, key->words);
+    if (!entry) entry = entries.insert(hash, describe(op, *key.key, arguments));
+
+    Stack values;
+    const bool known = traits.computable && !entry->host_cannot.load(std::memory_order_relaxed) && entry->resizes.empty() &&
+                       compute_on_host(op, traits, arguments, entry->new_elements, values);
+    apply_resizes(*entry, key->tensors);
+    Stack results;
+    allocate_outputs(*entry, key->tensors, results);
+    launch(entry->plan);
+    if (known) remember_results(*entry, values, results);
+    else assume_outcome(traits, arguments, results);
+    stack->resize(base);
+    for (auto& result : results) stack->push_back(std::move(result));
+  }
+
+  std::unique_ptr<Entry> describe(const c10::OperatorHandle& op, const Key& key, at::ArrayRef<IValue> arguments) {
+    auto entry = ask_meta(op, name, arguments);
+    entry->key = key.words;
+    Stack outputs;  // as metadata for the planner: nothing is allocated yet
+    for (const auto& one : entry->returns) {
+      auto meta = [&](const Output& output) {
+        if (output.kind == Output::New || output.kind == Output::ViewOfInput)
+          return at::Tensor(at::detail::empty_strided_meta(output.sizes, output.strides, output.dtype));
+        return output.kind == Output::SameAsInput ? build(output, key.tensors) : at::Tensor();
+      };
+      if (one.list) {
+        c10::List<at::Tensor> list;
+        for (const auto& output : one.outputs) list.push_back(meta(output));
+        outputs.push_back(std::move(list));
+      } else if (one.outputs[0].kind != Output::Constant) {
+        outputs.push_back(meta(one.outputs[0]));
+      }
+    }
+    if (python) entry->plan = python->plan(name, &op.schema(), arguments, outputs);
+    return entry;
+  }
+};
+
+// Ops that only look at or change metadata: torch's CPU kernel does that for any device.
+struct MetadataKernel final : c10::OperatorKernel {
+  void operator()(const c10::OperatorHandle& op, DispatchKeySet, Stack* stack) { op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), stack); }
+};
+// Sparse ops whose implementation is one function for CPU and CUDA, built from dense ops.
+struct SparseKernel final : c10::OperatorKernel {
+  void operator()(const c10::OperatorHandle& op, DispatchKeySet, Stack* stack) { op.redispatchBoxed(DispatchKeySet(DispatchKey::SparseCPU), stack); }
+};
+
+// Ops of other libraries (torchvision, the user's own) that have no CUDA kernel here: by their Meta kernel as well.
+struct Fallback final : c10::OperatorKernel {
+  std::mutex mutex;
+  std::unordered_map<std::string, std::unique_ptr<Kernel>> kernels;
+  void operator()(const c10::OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+    Kernel* kernel;
+    {
+      std::lock_guard lock(mutex);
+      auto& slot = kernels[op_name(op.schema())];
+      if (!slot) slot = std::make_unique<Kernel>();
+      kernel = slot.get();
+    }
+    (*kernel)(op, keys, stack);
+  }
+};
+
+template <class Functor>
+torch::CppFunction boxed() {
+  return torch::CppFunction::makeFromBoxedKernel(c10::BoxedKernel::makeFromFunctor(std::make_unique<Functor>()));
+}
+
+auto& libraries = *new std::vector<std::unique_ptr<torch::Library>>;  // not destroyed at exit either
+
+torch::Library& library(const char* name_space, DispatchKey key) {
+  libraries.push_back(std::make_unique<torch::Library>(torch::Library::IMPL, name_space, key, __FILE__, __LINE__));
+  return *libraries.back();
+}
+
+struct QuietWarnings : c10::WarningHandler {  // on a CUDA build each registration warns that it overrides torch's
+  void process(const c10::Warning&) override {}
+};
+
+std::optional<c10::OperatorHandle> find_op(const std::string& name) {
+  const auto dot = name.find('.');
+  return c10::Dispatcher::singleton().findSchema({"aten::" + name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)});
+}
+
+bool returns_view(const c10::FunctionSchema& schema) {
+  for (const auto& one : schema.returns())
+    if (one.alias_info() && !one.alias_info()->isWrite()) return true;
+  return schema.name() == "aten::is_set_to";
+}
+
+}  // namespace
+
+void set_python_side(std::unique_ptr<PythonSide> side) {
+  delete python;
+  python = side.release();
+}
+int64_t calls() { return call_count; }
+int64_t distinct_calls() { return distinct_count; }
+
+void register_kernels(const std::vector<std::string>& cuda_ops, const std::vector<std::string>& sparse_ops) {
+  QuietWarnings quiet;
+  c10::WarningUtils::WarningHandlerGuard guard(&quiet);
+  auto& aten = library("aten", DispatchKey::CUDA);
+  const auto by_hand = register_handwritten_kernels(aten);
+  for (const auto& name : cuda_ops) {
+    auto op = find_op(name);
+    if (!op || by_hand.count(name)) continue;
+    aten.impl(name.c_str(), returns_view(op->schema()) ? boxed<MetadataKernel>() : boxed<Kernel>());
+  }
+  library("_", DispatchKey::CUDA).fallback(boxed<Fallback>());
+  auto& sparse = library("aten", DispatchKey::SparseCUDA);
+  for (const auto& name : sparse_ops) if (find_op(name)) sparse.impl(name.c_str(), boxed<SparseKernel>());
+}
+
+void unregister_kernels() {
+  libraries.clear();
+  recorded_calls().clear();
+  restore_stubs();
+}
+
+void record_call(const std::string& name, at::ArrayRef<IValue> arguments, at::ArrayRef<IValue> returns) {
+  Entries* mine = recorded_calls().of(name);
+  ScopedKey key;
+  for (const auto& argument : arguments) key->add(argument, true);
+  for (const auto& value : returns) key->add(value, true);
+  const uint64_t hash = key->hash();
+  Entry* entry = mine->find(hash, key->words);
+  if (!entry) {
+    auto made = std::make_unique<Entry>();
+    made->key = key->words;
+    if (python) made->plan = python->plan(name, nullptr, arguments, returns);
+    entry = mine->insert(hash, std::move(made));
+  }
+  std::vector<c10::DataPtr> temporaries;
+  for (auto [step, value] : entry->plan.program) {
+    if (step == Plan::Temporary) temporaries.push_back(device_allocator()->allocate(value));
+    else if (step == Plan::FreeTemporary && value < int64_t(temporaries.size())) temporaries[value].clear();
+    else if (step == Plan::BlasWorkspace) ensure_blas_workspace();
+  }
+  launch(entry->plan);
+}
+
+}  // namespace maya

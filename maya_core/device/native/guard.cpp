@@ -1,0 +1,348 @@
+// Devices, streams, events and generators: the c10 device guard and the CUDA hooks of the emulated device, and how
+// they are put in place of torch's own and taken away again.
+#include <ATen/core/GeneratorForPrivateuseone.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+
+#include "device.h"
+#include "dispatch.h"
+
+namespace maya {
+namespace {
+
+constexpr int kStreamsPerPool = 32;  // as c10/cuda/CUDAStream: a program's 33rd stream is its first again
+constexpr c10::StreamId kHighPriority = 1000, kExternal = 1'000'000;
+
+DeviceConfig the_config;
+bool is_installed = false;
+std::vector<std::unique_ptr<CachingAllocator>> allocators;
+std::vector<std::unique_ptr<CachingAllocator>> retired;  // storages of an earlier emulation may still be freed
+
+thread_local int this_device = 0;
+thread_local std::array<c10::StreamId, kMaxDevices> this_stream{};
+
+std::array<std::array<std::atomic<uint32_t>, 2>, kMaxDevices> streams_taken;
+std::atomic<uint32_t> next_event{1};
+
+struct Clocks {
+  std::mutex mutex;
+  std::map<std::pair<int, c10::StreamId>, double> by_stream;
+};
+Clocks& clocks() { static auto* instance = new Clocks; return *instance; }
+
+void clock_at_least(int device, c10::StreamId stream, double time) {
+  std::lock_guard lock(clocks().mutex);
+  auto& clock = clocks().by_stream[{device, stream}];
+  clock = std::max(clock, time);
+}
+
+struct Event {  // handles are used again and again, so a record is (handle, version)
+  uint32_t handle;
+  int64_t version = 0;
+  c10::StreamId stream = 0;
+  int device = 0;
+  double time = 0;
+};
+
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  using Device = c10::Device;
+  using Stream = c10::Stream;
+  static int index(Device device) { return device.index() < 0 ? current_device() : device.index(); }
+  static Stream stream(int device, c10::StreamId id) { return Stream(Stream::UNSAFE, Device(c10::DeviceType::CUDA, device), id); }
+
+  c10::DeviceType type() const override { return c10::DeviceType::CUDA; }
+  Device exchangeDevice(Device device) const override {
+    Device before(c10::DeviceType::CUDA, current_device());
+    setDevice(device);
+    return before;
+  }
+  Device getDevice() const override { return Device(c10::DeviceType::CUDA, current_device()); }
+  void setDevice(Device device) const override { if (device.index() >= 0) set_current_device(device.index()); }
+  void uncheckedSetDevice(Device device) const noexcept override { if (device.index() >= 0) this_device = device.index(); }
+  Stream getStream(Device device) const override { return stream(index(device), current_stream(index(device))); }
+  Stream getDefaultStream(Device device) const override { return stream(index(device), 0); }
+  Stream getStreamFromGlobalPool(Device device, bool high) const override { return getNewStream(device, high ? -1 : 0); }
+  Stream getNewStream(Device device, int priority) const override { return stream(index(device), stream_from_pool(index(device), priority)); }
+  Stream exchangeStream(Stream next) const override {
+    auto before = getStream(next.device());
+    set_current_stream(next.device_index(), next.id());
+    return before;
+  }
+  void* getStreamNativeHandle(const Stream s) const override { return reinterpret_cast<void*>(stream_handle(s.device_index(), s.id())); }
+  bool isStreamCapturing(const Stream&) const override { return capturing(); }
+
+  void record(void** slot, const Stream& s, const c10::DeviceIndex, const c10::EventFlag) const override {
+    if (!*slot) *slot = new Event{next_event++};
+    auto& event = *static_cast<Event*>(*slot);
+    event.version++;
+    event.stream = s.id();
+    event.device = s.device_index();
+    event.time = clock_of(event.device, event.stream);
+    recorder().add(EventKind::EventRecord, event.device, s.id(), event.handle, event.version);
+  }
+  void block(void* slot, const Stream& s) const override {
+    if (!slot) return;
+    auto& event = *static_cast<Event*>(slot);
+    clock_at_least(s.device_index(), s.id(), event.time);
+    recorder().add(EventKind::EventWait, s.device_index(), s.id(), event.handle, event.version);
+  }
+  bool queryEvent(void*) const override { return true; }
+  void destroyEvent(void* slot, const c10::DeviceIndex) const noexcept override { delete static_cast<Event*>(slot); }
+  void synchronizeEvent(void* slot) const override {
+    if (!slot) return;
+    auto& event = *static_cast<Event*>(slot);
+    recorder().add(EventKind::EventSync, event.device, event.stream, event.handle, event.version);
+  }
+  double elapsedTime(void* from, void* to, const c10::DeviceIndex) const override {
+    TORCH_CHECK(from && to, "Both events must be recorded before calculating elapsed time.");
+    return (static_cast<Event*>(to)->time - static_cast<Event*>(from)->time) / 1e6;
+  }
+  bool queryStream(const Stream&) const override { return true; }
+  void synchronizeStream(const Stream& s) const override { synchronize_stream(s.device_index(), s.id()); }
+  void synchronizeDevice(const c10::DeviceIndex device) const override { synchronize_device(device < 0 ? current_device() : device); }
+  void recordDataPtrOnStream(const c10::DataPtr& pointer, const Stream& s) const override {
+    if (auto* allocation = allocation_of(pointer)) allocation->allocator->record_stream(allocation->block, s.id());
+  }
+  c10::DeviceIndex deviceCount() const noexcept override { return the_config.count; }
+};
+
+Guard& guard() { static auto* instance = new Guard; return *instance; }
+
+struct Generator final : c10::GeneratorImpl {  // the state of CUDA's Philox generator: a seed and an offset
+  struct State { uint64_t seed = c10::default_rng_seed_val, offset = 0; };
+  std::shared_ptr<State> state = std::make_shared<State>();
+
+  explicit Generator(int device) : GeneratorImpl(c10::Device(c10::DeviceType::CUDA, device), c10::DispatchKeySet(c10::DispatchKey::CUDA)) {}
+  void set_current_seed(uint64_t seed) override { *state = {seed, 0}; }
+  uint64_t current_seed() const override { return state->seed; }
+  void set_offset(uint64_t offset) override { state->offset = offset; }
+  uint64_t get_offset() const override { return state->offset; }
+  uint64_t seed() override {
+    auto fresh = c10::detail::getNonDeterministicRandom(true);
+    set_current_seed(fresh);
+    return fresh;
+  }
+  void set_state(const c10::TensorImpl& from) override {
+    TORCH_CHECK(from.numel() >= 16, "RNG state is wrong size");
+    memcpy(state.get(), from.data(), sizeof(State));
+  }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    auto bytes = at::detail::empty_cpu({16}, at::kByte, std::nullopt, std::nullopt, std::nullopt, std::nullopt);
+    memcpy(bytes.mutable_data_ptr(), state.get(), sizeof(State));
+    return bytes.getIntrusivePtr();
+  }
+  void graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl>& other) override {
+    state = static_cast<Generator*>(other.get())->state;
+  }
+  c10::intrusive_ptr<c10::GeneratorImpl> graphsafe_get_state() const override {
+    auto same = c10::make_intrusive<Generator>(device().index());
+    same->state = state;
+    return same;
+  }
+  static c10::DeviceType device_type() { return c10::DeviceType::CUDA; }
+  Generator* clone_impl() const override {
+    auto* copy = new Generator(device().index());
+    *copy->state = *state;
+    return copy;
+  }
+};
+
+struct Hooks final : at::CUDAHooksInterface {
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return the_config.count > 0; }
+  void init() const override {}
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex i) const override { return default_generator(i < 0 ? current_device() : i); }
+  at::Generator getNewGenerator(c10::DeviceIndex i) const override { return at::make_generator<Generator>(i < 0 ? current_device() : i); }
+  c10::Device getDeviceFromPtr(void*) const override { return c10::Device(c10::DeviceType::CUDA, current_device()); }
+  bool isPinnedPtr(const void* pointer) const override { return is_pinned(pointer); }
+  bool hasCUDA() const override { return true; }
+  bool hasCUDART() const override { return true; }
+  bool hasMAGMA() const override { return true; }
+  bool hasCuDNN() const override { return true; }
+  bool hasCuSOLVER() const override { return true; }
+  bool hasCuBLASLt() const override { return true; }
+  bool compiledWithCuDNN() const override { return true; }
+  bool supportsDilatedConvolutionWithCuDNN() const override { return true; }
+  bool supportsDepthwiseConvolutionWithCuDNN() const override { return true; }
+  bool supportsBFloat16ConvolutionWithCuDNNv8() const override { return true; }
+  bool supportsBFloat16RNNWithCuDNN() const override { return the_config.major >= 8; }
+  long versionCuDNN() const override { return the_config.cudnn_version; }
+  long versionRuntimeCuDNN() const override { return the_config.cudnn_version; }
+  long versionCUDART() const override { return the_config.cuda_version; }
+  std::string showConfig() const override { return "  - CUDA emulated by Maya\n"; }
+  double batchnormMinEpsilonCuDNN() const override { return 0.0; }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  c10::DeviceIndex current_device() const override { return maya::current_device(); }
+  c10::Allocator* getPinnedMemoryAllocator() const override { return pinned_allocator(); }
+  c10::Allocator* getCUDADeviceAllocator() const override { return device_allocator(); }
+  int getNumGPUs() const override { return the_config.count; }
+  void deviceSynchronize(c10::DeviceIndex device) const override { synchronize_device(device); }
+  c10::DeviceIndex deviceCount() const override { return the_config.count; }
+  void setCurrentDevice(c10::DeviceIndex device) const override { set_current_device(device); }
+  c10::DeviceIndex getCurrentDevice() const override { return maya::current_device(); }
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex device) const override {
+    auto before = maya::current_device();
+    if (device >= 0) set_current_device(device);
+    return before;
+  }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override { return exchangeDevice(device); }
+};
+
+// Torch keeps its hooks object in a static of its own. It has no data members, so what it is, is its vtable.
+void* exchange_hooks(void* vtable) {
+  auto& hooks = const_cast<at::CUDAHooksInterface&>(at::detail::getCUDAHooks());
+  void*& slot = *reinterpret_cast<void**>(&hooks);
+  return std::exchange(slot, vtable);
+}
+static_assert(sizeof(at::CUDAHooksInterface) == sizeof(void*), "CUDAHooksInterface has grown data members");
+
+// Gives access to what the autograd engine keeps from us (a legal use of explicit instantiation).
+template <auto Member, int Tag> struct Access { friend auto engine_member(std::integral_constant<int, Tag>) { return Member; } };
+auto engine_member(std::integral_constant<int, 0>);
+auto engine_member(std::integral_constant<int, 1>);
+auto engine_member(std::integral_constant<int, 2>);
+using torch::autograd::Engine;
+template struct Access<&Engine::device_ready_queues_, 0>;
+template struct Access<&Engine::non_reentrant_device_thread_count_, 1>;
+template struct Access<&Engine::start_device_threads, 2>;
+
+struct Before {  // what torch had in our places
+  const c10::impl::DeviceGuardImplInterface* guard = nullptr;
+  c10::Allocator* allocator = nullptr;
+  void* hooks = nullptr;
+} before;
+
+void record_memory_event(const MemoryEvent& event) {
+  EventKind kind;
+  switch (event.action) {
+    case MemoryAction::Alloc: kind = EventKind::Alloc; break;
+    case MemoryAction::FreeRequested: kind = EventKind::Free; break;
+    case MemoryAction::SegmentAlloc: case MemoryAction::SegmentMap: kind = EventKind::SegmentAlloc; break;
+    case MemoryAction::SegmentFree: case MemoryAction::SegmentUnmap: kind = EventKind::SegmentFree; break;
+    default: return;
+  }
+  recorder().add(kind, event.device, event.stream, 0, event.address, event.size);
+}
+
+}  // namespace
+
+const DeviceConfig& config() { return the_config; }
+bool installed() { return is_installed; }
+CachingAllocator& allocator(int device) {
+  TORCH_CHECK(device >= 0 && device < int(allocators.size()), "CUDA error: invalid device ordinal");
+  return *allocators[device];
+}
+
+int current_device() { return this_device; }
+void set_current_device(int device) {
+  TORCH_CHECK(device >= 0 && device < the_config.count, "CUDA error: invalid device ordinal\nDevice ", device, " was asked for, and ",
+              the_config.count, " ", the_config.count == 1 ? "is" : "are", " emulated.");
+  this_device = device;
+}
+c10::StreamId current_stream(int device) { return this_stream[device]; }
+void set_current_stream(int device, c10::StreamId stream) { this_stream[device] = stream; }
+
+c10::StreamId stream_from_pool(int device, int priority) {
+  const bool high = priority < 0;
+  const auto taken = streams_taken[device][high]++ % kStreamsPerPool;
+  return (high ? kHighPriority : 0) + 1 + taken;
+}
+int stream_priority(c10::StreamId stream) { return stream >= kHighPriority && stream < kExternal ? -1 : 0; }
+uint64_t stream_handle(int device, c10::StreamId stream) {
+  if (stream == 0 || stream >= kExternal) return stream;
+  return 0x5500'0000'0000ull + (uint64_t(device) << 24) + (stream << 6);
+}
+c10::StreamId stream_of_handle(uint64_t handle) {
+  if (handle >> 32 == 0x5500) return (handle >> 6) & 0x3ffff;
+  return handle;
+}
+
+double clock_of(int device, c10::StreamId stream) {
+  std::lock_guard lock(clocks().mutex);
+  return clocks().by_stream[{device, stream}];
+}
+void advance_clock(int device, c10::StreamId stream, double nanoseconds) {
+  std::lock_guard lock(clocks().mutex);
+  clocks().by_stream[{device, stream}] += nanoseconds;
+}
+void synchronize_stream(int device, c10::StreamId stream) { recorder().add(EventKind::StreamSync, device, stream, 0); }
+void synchronize_device(int device) { recorder().add(EventKind::DeviceSync, device, 0, 0); }
+
+at::Generator& default_generator(int device) {
+  static auto* generators = [] {
+    auto* all = new std::vector<at::Generator>;
+    for (int i = 0; i < kMaxDevices; i++) all->push_back(at::make_generator<Generator>(i));
+    return all;
+  }();
+  TORCH_CHECK(device >= 0 && device < kMaxDevices, "CUDA error: invalid device ordinal");
+  return (*generators)[device];
+}
+
+uint64_t draw_seed(const std::optional<at::Generator>& given) {
+  at::Generator generator = given && given->defined() ? *given : default_generator(current_device());
+  std::lock_guard lock(generator.mutex());
+  auto& state = *static_cast<Generator*>(generator.unsafeGetGeneratorImpl())->state;
+  state.offset += 4;
+  uint64_t mixed = state.seed * 0x9E3779B97F4A7C15ull ^ (state.offset + 0x7F4A7C15ull) * 0xBF58476D1CE4E5B9ull;
+  return mixed ^ (mixed >> 31);
+}
+
+void install(DeviceConfig wanted, const std::vector<std::string>& cuda_ops, const std::vector<std::string>& sparse_ops) {
+  TORCH_CHECK(!is_installed, "the emulated device is installed already");
+  auto settings = parse_allocator_settings(wanted.allocator_conf);
+  the_config = std::move(wanted);
+  for (int device = 0; device < the_config.count; device++) {
+    auto made = std::make_unique<CachingAllocator>(device, the_config.total_bytes, the_config.outside_bytes, settings);
+    made->set_listener(record_memory_event);
+    allocators.push_back(std::move(made));
+    default_generator(device).set_current_seed(c10::default_rng_seed_val);
+    streams_taken[device][0] = streams_taken[device][1] = 0;
+  }
+  { std::lock_guard lock(clocks().mutex); clocks().by_stream.clear(); }
+  this_device = 0;
+  this_stream.fill(0);
+  constexpr auto slot = size_t(c10::DeviceType::CUDA);
+  before.guard = c10::impl::device_guard_impl_registry[slot].exchange(&guard());
+  before.allocator = c10::GetAllocator(c10::DeviceType::CUDA);
+  c10::SetAllocator(c10::DeviceType::CUDA, device_allocator(), 100);
+  static auto* hooks = new Hooks;
+  before.hooks = exchange_hooks(*reinterpret_cast<void**>(hooks));
+  register_kernels(cuda_ops, sparse_ops);
+  is_installed = true;
+}
+
+void uninstall() {
+  if (!is_installed) return;
+  unregister_kernels();
+  clear_blas_workspaces();
+  exchange_hooks(before.hooks);
+  c10::SetAllocator(c10::DeviceType::CUDA, before.allocator, 100);
+  c10::impl::device_guard_impl_registry[size_t(c10::DeviceType::CUDA)].store(before.guard);
+  for (auto& one : allocators) {
+    one->set_listener({});
+    retired.push_back(std::move(one));
+  }
+  allocators.clear();
+  is_installed = false;
+}
+
+bool start_engine_threads() {
+  auto& engine = Engine::get_default_engine();
+  auto queues = engine_member(std::integral_constant<int, 0>{});
+  if (int((engine.*queues).size()) >= the_config.count) return true;
+  // The engine starts its threads once, on the first backward: if that was before the device was there, start them now.
+  (engine.*engine_member(std::integral_constant<int, 1>{})).store(0);
+  (engine.*engine_member(std::integral_constant<int, 2>{}))();
+  return true;
+}
+
+}  // namespace maya

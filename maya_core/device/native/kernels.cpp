@@ -1,0 +1,168 @@
+#include "kernels.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/TensorIterator.h>
+#include <ATen/native/transformers/attention.h>
+#include <ATen/ops/empty_like.h>
+
+#include "device.h"
+#include "dispatch.h"
+#include "values.h"
+
+namespace maya {
+namespace {
+
+using at::Tensor;
+using c10::IntArrayRef;
+
+int device_index(std::optional<c10::Device> device) { return device && device->has_index() ? device->index() : current_device(); }
+at::ScalarType or_default(std::optional<at::ScalarType> dtype) { return dtype.value_or(c10::get_default_dtype_as_scalartype()); }
+
+Tensor empty(IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout>, std::optional<c10::Device> device,
+             std::optional<bool>, std::optional<at::MemoryFormat> format) {
+  OnDevice on(device_index(device));
+  return Tensor(at::detail::empty_generic(sizes, device_allocator(), c10::DispatchKeySet(c10::DispatchKey::CUDA), or_default(dtype), format));
+}
+
+Tensor empty_strided(IntArrayRef sizes, IntArrayRef strides, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+                     std::optional<c10::Device> device, std::optional<bool>) {
+  OnDevice on(device_index(device));
+  return new_tensor(sizes, strides, or_default(dtype));
+}
+
+// A copy between host and device is a plain memcpy only if both sides lie in memory the same way.
+bool needs_staging(const Tensor& to, const Tensor& from) {
+  if (to.scalar_type() != from.scalar_type() || to.is_conj() != from.is_conj() || to.is_neg() != from.is_neg()) return true;
+  return !(to.sizes() == from.sizes() && to.strides() == from.strides() && to.is_non_overlapping_and_dense());
+}
+
+void move_values(const Tensor& to, const Tensor& from) {
+  if (auto value = from.is_cuda() ? host_value(from) : std::optional(from)) {
+    const bool uniform = from.is_cuda() && value->numel() > 1 && value->storage().nbytes() == value->element_size();
+    if (uniform) remember_uniform(to, value->flatten()[0].item());
+    else remember(to, *value);
+  } else {
+    forget(to);
+  }
+}
+
+Tensor& copy_(Tensor& to, const Tensor& from, bool non_blocking) {
+  if (to.numel() == 0 || to.is_same(from)) return to;
+  const bool on_device = to.is_cuda() && from.is_cuda();
+  OnDevice on(on_device || !to.is_cuda() ? from.device().index() : to.device().index());
+  if (on_device) {
+    record_call("aten::copy_", {to, from}, {});
+    move_values(to, from.sizes() == to.sizes() ? from : from.expand(to.sizes()));
+    return to;
+  }
+  if (needs_staging(to, from)) {  // as ATen: convert and pack on the source's side, copy, unpack on the target's
+    Tensor there = to.is_contiguous() ? to : at::empty_like(to, at::MemoryFormat::Contiguous);
+    Tensor here = from.to(to.scalar_type()).expand_as(to).contiguous();
+    there.copy_(here, non_blocking);
+    if (!there.is_same(to)) to.copy_(there, non_blocking);
+    return to;
+  }
+  record_call("aten::copy_", {to, from}, {});
+  if (!non_blocking) synchronize_stream(current_device(), current_stream(current_device()));
+  if (to.is_cuda()) move_values(to, from);
+  else read_to_host(to, from);
+  return to;
+}
+
+Tensor& fill_(Tensor& self, const at::Scalar& value) {
+  if (self.numel() == 0) return self;
+  OnDevice on(self.device().index());
+  record_call("aten::fill_.Scalar", {self, value}, {});
+  remember_uniform(self, value);
+  return self;
+}
+Tensor& zero_(Tensor& self) {
+  if (self.numel() == 0) return self;
+  OnDevice on(self.device().index());
+  record_call("aten::zero_", {self}, {});
+  remember_uniform(self, 0);
+  return self;
+}
+
+at::Scalar local_scalar_dense(const Tensor& self) {
+  OnDevice on(self.device().index());
+  record_call("aten::_local_scalar_dense", {self}, {});
+  synchronize_stream(current_device(), current_stream(current_device()));
+  if (auto value = host_value(self)) return value->item();
+  return plausible(self.scalar_type());
+}
+
+bool equal(const Tensor& self, const Tensor& other) {
+  if (self.sizes() != other.sizes()) return false;
+  OnDevice on(self.device().index());
+  record_call("aten::equal", {self, other}, {});
+  synchronize_stream(current_device(), current_stream(current_device()));
+  auto mine = host_value(self), theirs = host_value(other);
+  return !mine || !theirs || mine->equal(*theirs);
+}
+
+void record_stream(Tensor& self, c10::Stream stream) {
+  if (auto* allocation = allocation_of(self.unsafeGetTensorImpl())) allocation->allocator->record_stream(allocation->block, stream.id());
+}
+
+const Tensor& resize_(const Tensor& self, IntArrayRef sizes, std::optional<at::MemoryFormat> format) {
+  auto* tensor = self.unsafeGetTensorImpl();
+  if (self.sizes() != sizes) {
+    tensor->set_sizes_contiguous(sizes);
+    const auto need = at::detail::computeStorageNbytesContiguous(sizes, self.dtype().itemsize(), self.storage_offset());
+    auto* storage = tensor->unsafe_storage().unsafeGetStorageImpl();
+    if (storage->nbytes() < need) resize_storage(storage, need);
+  }
+  if (format) tensor->empty_tensor_restride(*format);
+  return self;
+}
+
+Tensor& set_from(Tensor& self, c10::Storage storage, int64_t offset, IntArrayRef sizes, IntArrayRef strides) {
+  auto* tensor = self.unsafeGetTensorImpl();
+  tensor->set_storage_keep_dtype(std::move(storage));
+  const auto packed = c10::contiguous_strides(sizes);
+  tensor->set_sizes_and_strides(sizes, strides.size() == sizes.size() ? strides : IntArrayRef(packed), offset);
+  const auto need = at::detail::computeStorageNbytes(tensor->sizes(), tensor->strides(), self.dtype().itemsize(), offset);
+  auto* memory = tensor->unsafe_storage().unsafeGetStorageImpl();
+  if (memory->nbytes() < need) resize_storage(memory, need);
+  return self;
+}
+Tensor& set_storage(Tensor& self, c10::Storage storage) {
+  const int64_t elements = storage.nbytes() / self.dtype().itemsize();
+  return set_from(self, std::move(storage), 0, {elements}, {1});
+}
+Tensor& set_tensor(Tensor& self, const Tensor& from) { return set_from(self, from.storage(), from.storage_offset(), from.sizes(), from.strides()); }
+Tensor& set_nothing(Tensor& self) {
+  OnDevice on(self.device().index());
+  return set_from(self, new_tensor({0}, {1}, self.scalar_type()).storage(), 0, {0}, {1});
+}
+
+}  // namespace
+
+std::unordered_set<std::string> register_handwritten_kernels(torch::Library& aten) {
+  std::unordered_set<std::string> names;
+#define BY_HAND(name, function) aten.impl(name, function); names.insert(name)
+  BY_HAND("empty.memory_format", &empty);
+  BY_HAND("empty_strided", &empty_strided);
+  BY_HAND("copy_", &copy_);
+  BY_HAND("fill_.Scalar", &fill_);
+  BY_HAND("zero_", &zero_);
+  BY_HAND("_local_scalar_dense", &local_scalar_dense);
+  BY_HAND("equal", &equal);
+  BY_HAND("record_stream", &record_stream);
+  BY_HAND("resize_", &resize_);
+  BY_HAND("set_.source_Storage_storage_offset", &set_from);
+  BY_HAND("set_.source_Storage", &set_storage);
+  BY_HAND("set_.source_Tensor", &set_tensor);
+  BY_HAND("set_", &set_nothing);
+  BY_HAND("_fused_sdp_choice", &choose_attention);
+#undef BY_HAND
+  at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&choose_attention);
+  register_rnn_stubs();
+  return names;
+}
+
+// On a CPU build nobody else reads these pointers; a CUDA build without a GPU cannot run what they pointed to.
+void restore_stubs() {}
+
+}  // namespace maya

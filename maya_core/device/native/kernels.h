@@ -1,0 +1,21 @@
+// The few kernels written by hand: those that make, move, fill or read memory, and the choices ATen leaves to its
+// CUDA library through dispatch stubs (which attention backend, cuDNN's recurrent networks).
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <torch/library.h>
+
+#include <string>
+#include <unordered_set>
+
+namespace maya {
+
+std::unordered_set<std::string> register_handwritten_kernels(torch::Library& aten);  // and says which ops they are
+void restore_stubs();
+
+// Which backend scaled_dot_product_attention takes, as ATen/native/transformers/cuda/sdp_utils.cpp decides it.
+int64_t choose_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask,
+                         double dropout, bool is_causal, std::optional<double> scale, bool enable_gqa);
+
+void register_rnn_stubs();
+
+}  // namespace maya

@@ -1,0 +1,78 @@
+// The recorder: what this process asked of its emulated GPUs, in the order it asked. One fixed-size record per
+// event; everything that repeats (op signatures, module names, call sites) is a number into a table kept in Python.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+namespace maya {
+
+// Written to disk as numbers: append only, and keep maya_core/trace/schema.py in step.
+enum class EventKind : uint8_t {
+  Op = 0,            // subject: signature
+  Alloc = 1,         // a: address, b: bytes (rounded as the allocator does)
+  Free = 2,          // a: address, b: bytes
+  SegmentAlloc = 3,  // a: address, b: bytes
+  SegmentFree = 4,   // a: address, b: bytes
+  EventRecord = 5,   // subject: event handle, a: version
+  EventWait = 6,     // the stream waits: subject: event handle, a: version
+  EventSync = 7,     // the host waits: subject: event handle, a: version
+  StreamSync = 8,    // the host waits for the stream
+  DeviceSync = 9,    // the host waits for the device
+  StepEnd = 10,      // a: step number, from 1
+  GraphLaunch = 11,  // subject: graph; a: events that follow and belong to it
+  OutOfMemory = 12,  // a: bytes asked for
+};
+
+enum class Phase : uint8_t { Forward = 0, Backward = 1, Recompute = 2, Optimizer = 3 };
+
+struct TraceEvent {
+  int64_t time_ns;   // host clock since the recorder started
+  int64_t a, b;
+  uint32_t subject;
+  uint32_t module;   // 0: outside any module
+  uint16_t stream;
+  uint8_t kind;      // EventKind
+  uint8_t phase;     // Phase
+  uint8_t device;
+  uint8_t thread;    // small number per host thread, 0 = the first to record
+  uint16_t flags;    // bit 0: replayed by a CUDA graph
+};
+static_assert(sizeof(TraceEvent) == 40);
+constexpr uint16_t kReplayed = 1;
+
+class Recorder {
+ public:
+  void start();
+  void stop() { on_ = false; }
+  bool on() const { return on_.load(std::memory_order_relaxed); }
+  void add(EventKind kind, int device, int64_t stream, uint32_t subject, int64_t a = 0, int64_t b = 0);
+  void append(TraceEvent event);  // a replayed one: time and module are set anew
+  size_t size();
+  std::vector<TraceEvent> take();  // all events so far, and forgets them
+  std::vector<TraceEvent> cut_work(size_t from);  // takes what was put on streams since `from` out of the record
+  uint16_t stream_number(int device, int64_t stream);
+  std::vector<std::pair<int, int64_t>> streams();
+
+ private:
+  int64_t now() const;
+  std::atomic<bool> on_{false};
+  std::mutex mutex_;
+  int64_t start_ns_ = 0;
+  std::vector<TraceEvent> events_;
+  std::vector<std::pair<int, int64_t>> streams_;
+};
+
+Recorder& recorder();
+
+// Where in the program the host is: the module whose forward runs, and the phase of training.
+void enter_module(uint32_t module);
+void leave_module();
+uint32_t current_module();
+Phase current_phase();
+void enter_optimizer();
+void leave_optimizer();
+void forget_modules();
+
+}  // namespace maya

@@ -1,0 +1,44 @@
+// Value shadows: what the host knows of the data on the device. Data that came from the host, and small results
+// computed from such data, are known exactly; a tensor filled with one value is known at any size.
+#pragma once
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include "device.h"
+
+namespace maya {
+
+// Larger tensors are not remembered: what programs branch on is small or integer.
+constexpr int64_t kKnownIntegers = 1 << 20, kKnownFloats = 1 << 16;
+
+bool is_known(const at::Tensor& tensor);
+std::optional<at::Tensor> host_value(const at::Tensor& tensor);  // a host tensor with the device tensor's true value
+void remember(const at::Tensor& tensor, const at::Tensor& host); // the device tensor now holds these values
+void remember_uniform(const at::Tensor& tensor, const at::Scalar& value);
+void forget(const at::Tensor& tensor);
+at::Scalar plausible(at::ScalarType dtype);                      // what an unknown element reads as
+void read_to_host(const at::Tensor& host, const at::Tensor& device);
+
+// How an op treats values it does not know.
+enum class Assume : uint8_t { Nothing, AllFinite, True, False, RandomIndices, SameIsEqual, CompareInfinity };
+
+struct ValueTraits {  // fixed per op, from its schema and tags
+  Assume assume = Assume::Nothing;
+  bool computable = true;      // may be computed on the host at all
+  bool pointwise = false;      // one uniform input gives one uniform output
+  bool heavy = false;          // matmul-like: only tiny ones are computed
+  bool random = false;
+  int dim_argument = -1;       // which argument is `dim`, if any
+  std::vector<bool> written;   // per argument: changed by the op
+  std::vector<bool> only_written;
+};
+ValueTraits value_traits(const c10::OperatorHandle& op);
+
+// Runs the op on the host if all its inputs are known and small. Results of the op's own (new tensors) are returned;
+// tensors changed in place have their shadows changed. False: nothing is known of the outcome.
+bool compute_on_host(const c10::OperatorHandle& op, const ValueTraits& traits, at::ArrayRef<c10::IValue> arguments,
+                     int64_t new_elements, torch::jit::Stack& results);
+// After the op: forget what it changed, and assume what the traits say of results nothing is known of.
+void assume_outcome(const ValueTraits& traits, at::ArrayRef<c10::IValue> arguments, at::ArrayRef<c10::IValue> returns);
+
+}  // namespace maya

@@ -1,0 +1,47 @@
+"""Which ATen ops have a CUDA kernel in a CUDA build of torch: read from the op table that torch itself ships."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import torchgen
+import yaml
+
+# The device takes these as one op; torch's own decomposition asks for cuDNN at compile time.
+_WHOLE = ["convolution", "convolution_backward", "convolution_overrideable", "convolution_backward_overrideable"]
+
+
+@functools.cache
+def _table() -> dict[str, dict[str, Any]]:
+    path = Path(torchgen.__file__).parent / "packaged/ATen/native/native_functions.yaml"
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return {function["func"].split("(")[0].strip(): function for function in yaml.load(path.read_text(), Loader=loader)}
+
+
+def _kernels(function: dict[str, Any]) -> dict[str, str]:
+    """Dispatch key to kernel name, keys that share a kernel taken apart."""
+    return {key.strip(): kernel for keys, kernel in (function.get("dispatch") or {}).items() for key in keys.split(",")}
+
+
+def _on_cuda(function: dict[str, Any]) -> bool:
+    if "CUDA" in _kernels(function) or "ufunc_inner_loop" in function:
+        return True
+    delegate = function.get("structured_delegate")
+    return bool(delegate) and _on_cuda(_table()[delegate])
+
+
+def cuda_ops() -> list[str]:
+    """Every ATen op that a CUDA build of torch runs a CUDA kernel for."""
+    return [name for name, function in _table().items() if _on_cuda(function)] + _WHOLE
+
+
+def sparse_ops() -> list[str]:
+    """Sparse ops written once for CPU and CUDA: they run on the device by way of the dense ops they call."""
+    names = []
+    for name, function in _table().items():
+        kernels = _kernels(function)
+        if "SparseCUDA" in kernels and kernels.get("SparseCPU") == kernels["SparseCUDA"]:
+            names.append(name)
+    return names

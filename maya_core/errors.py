@@ -1,0 +1,10 @@
+"""Errors meant for the user: what happened, on what, and what to do next."""
+
+
+class MayaError(Exception):
+    """A problem the user can act on. `advice` says how."""
+
+    def __init__(self, problem: str, advice: str = "") -> None:
+        super().__init__(f"{problem}\n{advice}" if advice else problem)
+        self.problem = problem
+        self.advice = advice
