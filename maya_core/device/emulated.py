@@ -10,6 +10,7 @@ from maya_core.device import build, ops
 from maya_core.device.face import cuda as face
 from maya_core.device.kernels import Planner
 from maya_core.device.patches import Patches
+from maya_core.device.rules import Rules, no_rule_message
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import Gpu
 
@@ -54,7 +55,7 @@ class EmulatedDevice:
             "cudnn_version": face.CUDNN_VERSION,
             "cuda_version": 13000,
         }
-        self.native.install(config, ops.cuda_ops(), ops.sparse_ops(), self.planner.plan, {}, lambda op, reason: f"no rule {op} {reason}")
+        self.native.install(config, ops.cuda_ops(), ops.sparse_ops(), self.planner.plan, Rules(self.native).table(), no_rule_message)
         try:
             face.put_on(self.native, gpu, gpus, self.patches)
         except BaseException:

@@ -138,25 +138,24 @@ Pool& CachingAllocator::State::pool_for(int64_t size, StreamId stream) {
 }
 
 bool CachingAllocator::State::find_free(Request& request) {
-  FreeBlocks& free = request.pool->free;
-  if (collects_garbage()) ++request.pool->searches;
-  auto ours = [&](FreeBlocks::iterator it) { return it != free.end() && (*it)->stream == request.stream; };
+  Pool& pool = *request.pool;
+  if (collects_garbage()) ++pool.searches;
+  auto ours = [&](FreeBlocks::iterator it) { return it != pool.free.end() && it->block->stream == request.stream; };
 
-  auto it = free.lower_bound(FitKey{request.stream, request.size});
+  auto it = pool.first_fit(request.stream, request.size);
   if (!ours(it)) return false;
-  if ((*it)->expandable && request.expandable) {
-    for (auto next = std::next(it); (*it)->expandable && ours(next) && reachable_size(*next) < reachable_size(*it); ++next) it = next;
-  } else if ((*it)->expandable) {  // expandable segments were turned off meanwhile: only ordinary blocks will do
-    do ++it; while (ours(it) && (*it)->expandable);
+  if (it->block->expandable && request.expandable) {
+    for (auto next = std::next(it); it->block->expandable && ours(next) && reachable_size(next->block) < reachable_size(it->block); ++next) it = next;
+  } else if (it->block->expandable) {  // expandable segments were turned off meanwhile: only ordinary blocks will do
+    do ++it; while (ours(it) && it->block->expandable);
     if (!ours(it)) return false;
   }
 
   // An oversize block is never split, so it serves only requests that nearly fill it.
   const int64_t oversize = settings->max_split_size;
-  const int64_t found = (*it)->size;
-  if (request.size < oversize ? found >= oversize : found - request.size >= settings->max_non_split_rounding) return false;
-  request.block = *it;
-  free.erase(it);
+  if (request.size < oversize ? it->size >= oversize : it->size - request.size >= settings->max_non_split_rounding) return false;
+  request.block = it->block;
+  pool.free.erase(it);
   return true;
 }
 
@@ -293,7 +292,7 @@ void CachingAllocator::State::return_to_pool(Block* block, const Context& contex
 int64_t CachingAllocator::State::try_merge(Block* into, Block* neighbour) {
   if (!neighbour || !neighbour->is_idle() || into->mapped != neighbour->mapped) return 0;
   Pool& pool = *into->pool;
-  if (neighbour->mapped) pool.free.erase(neighbour);
+  if (neighbour->mapped) pool.remove(neighbour);
   else pool.unmapped.erase(neighbour);
   if (into->prev == neighbour) {
     into->address = neighbour->address;

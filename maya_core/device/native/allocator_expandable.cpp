@@ -44,7 +44,7 @@ Block* CachingAllocator::State::obtain_expandable(const Request& request, const 
     if (!map(next, std::min(request.size - block->size, next->size), context)) return nullptr;
     block = next;
   }
-  request.pool->free.erase(block);
+  request.pool->remove(block);
   return block;
 }
 
@@ -86,7 +86,7 @@ void CachingAllocator::State::unmap(Block* block, const Context& context) {
   const int64_t head = begin - offset, unmapped = end - begin, tail = block->size - head - unmapped;
   const uint64_t address = block->address + head;
 
-  pool.free.erase(block);
+  pool.remove(block);
   auto keep = [&](int64_t size, uint64_t at, Block* before, Block* after) {
     if (size == 0) return;
     Block* part = blocks.make(block->stream, size, &pool, at);

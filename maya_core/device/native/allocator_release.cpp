@@ -52,14 +52,14 @@ bool CachingAllocator::State::release_oversize(const Request& request, const Con
   auto releasable = [](const Block* block) { return !block->expandable && !block->is_split(); };
   FreeBlocks& free = request.pool->free;
   const int64_t wanted = std::max(request.size, oversize);
-  auto it = free.lower_bound(FitKey{request.stream, wanted});
-  if (it != free.end() && (*it)->stream == request.stream && releasable(*it)) {
-    release_segment(*it, context);
+  auto it = request.pool->first_fit(request.stream, wanted);
+  if (it != free.end() && it->block->stream == request.stream && releasable(it->block)) {
+    release_segment(it->block, context);
     return true;
   }
   int64_t released = 0;
   while (it != free.begin() && released < wanted) {
-    Block* block = *--it;
+    Block* block = (--it)->block;
     if (block->size < oversize || block->stream != request.stream) break;
     if (!releasable(block)) continue;
     released += block->size;
@@ -92,7 +92,7 @@ void CachingAllocator::State::release_cached(const Context& context, MempoolId p
 void CachingAllocator::State::release_pool_blocks(Pool& pool, const Context& context) {
   std::vector<Block*> expandable;
   for (auto it = pool.free.begin(); it != pool.free.end();) {
-    Block* block = *it++;
+    Block* block = (it++)->block;
     if (block->expandable) expandable.push_back(block);  // unmapping changes the set we walk
     else if (!block->is_split()) release_segment(block, context);
   }
@@ -112,7 +112,7 @@ void CachingAllocator::State::release_segment(Block* block, const Context& conte
   decrease(stats.segment, pool, 1);
   reserved_changed(pool, -block->size);
   if (block->size >= settings->max_split_size) decrease(stats.oversize_segments, 1);
-  pool.free.erase(block);
+  pool.remove(block);
   discard(block);
 }
 
@@ -122,7 +122,8 @@ void CachingAllocator::State::collect_garbage(const Context& context) {
   if (allocated_from_driver <= threshold) return;
   const int64_t target = allocated_from_driver - threshold;
   int64_t total_age = 0, candidates = 0, reclaimed = 0;
-  for (Block* block : large.free) {
+  for (const FreeEntry& entry : large.free) {
+    const Block* block = entry.block;
     if (block->is_split()) continue;
     total_age += block->age();
     ++candidates;
@@ -132,7 +133,7 @@ void CachingAllocator::State::collect_garbage(const Context& context) {
     const double average = static_cast<double>(total_age) / static_cast<double>(candidates);
     freed_one = false;
     for (auto it = large.free.begin(); it != large.free.end();) {
-      Block* block = *it++;
+      Block* block = (it++)->block;
       if (block->is_split() || block->expandable || static_cast<double>(block->age()) < average) continue;
       freed_one = true;
       reclaimed += block->size;

@@ -22,7 +22,7 @@ std::string format_size(int64_t bytes) {
 
 int64_t total_size(const FreeBlocks& blocks) {
   int64_t sum = 0;
-  for (const Block* block : blocks) sum += block->size;
+  for (const FreeEntry& entry : blocks) sum += entry.size;
   return sum;
 }
 
@@ -114,7 +114,7 @@ std::vector<const Block*> CachingAllocator::State::segment_heads(MempoolId id) c
   auto consider = [&](const Block* block) {
     if (!block->prev || (everything && !block->prev->mapped)) heads.push_back(block);
   };
-  auto consider_pool = [&](const Pool& pool) { for (const Block* block : pool.free) consider(block); };
+  auto consider_pool = [&](const Pool& pool) { for (const FreeEntry& entry : pool.free) consider(entry.block); };
   if (everything) consider_pool(small), consider_pool(large);
   for (auto& [pool_id, pool] : private_pools) {
     if (everything || pool_id == id) consider_pool(pool->small), consider_pool(pool->large);

@@ -138,7 +138,7 @@ void read_option(ConfReader& in, const std::string& key, AllocatorSettings& to) 
   else if (key == "release_lock_on_cudamalloc" || key == "release_lock_on_hipmalloc" || key == "pinned_use_cuda_host_register" ||
            key == "pinned_use_hip_host_register" || key == "pinned_use_background_threads" || key == "pinned_free_catch_all" ||
            key == "graph_capture_record_stream_reuse") in.flag(key);
-  else reject("Unrecognized key '" + key + "' in CUDA allocator config.");
+  else reject("Unrecognized key '" + key + "' in Accelerator allocator config.");
 }
 
 // max_split_size_mb and max_non_split_rounding_mb are checked against it wherever it stands in the text.

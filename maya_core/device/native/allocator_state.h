@@ -26,24 +26,31 @@ struct PrivatePool;
 // cudaStream_t is compared as an unsigned pointer.
 inline bool stream_before(StreamId a, StreamId b) { return static_cast<uint64_t>(a) < static_cast<uint64_t>(b); }
 
-struct FitKey { StreamId stream; int64_t size; };
-
-// Best fit: the smallest block of the stream that is large enough, the lowest address among equals.
-struct BySize {
-  using is_transparent = void;
-  inline bool operator()(const Block* a, const Block* b) const;
-  inline bool operator()(const Block* a, const FitKey& key) const;
+// Best fit: the smallest block of the stream that is large enough, the lowest address among equals. The key stands in
+// the entry itself, so a search does not touch the blocks it passes.
+struct FreeEntry {
+  uint64_t stream;
+  int64_t size;
+  uint64_t address;
+  Block* block;
+  bool operator<(const FreeEntry& other) const {
+    if (stream != other.stream) return stream < other.stream;
+    return size != other.size ? size < other.size : address < other.address;
+  }
 };
+using FreeBlocks = std::set<FreeEntry>;
+
 struct ByAddress {
   using is_transparent = void;
   inline bool operator()(const Block* a, const Block* b) const;
   inline bool operator()(const Block* a, StreamId stream) const;
 };
-using FreeBlocks = std::set<Block*, BySize>;
 
 struct Pool {
   explicit Pool(bool is_small, PrivatePool* owner = nullptr) : is_small(is_small), owner(owner) {}
   void add(Block* block);  // and starts counting its age
+  void remove(Block* block);
+  FreeBlocks::iterator first_fit(StreamId stream, int64_t size);
 
   const bool is_small;
   PrivatePool* const owner;  // null: the default pool
@@ -73,6 +80,7 @@ struct Block {
   int64_t searches_when_freed = 0;
   Block *prev = nullptr, *next = nullptr;    // neighbours in the segment
   Block *active_prev = nullptr, *active_next = nullptr;
+  FreeBlocks::iterator place{};               // in the pool, while it is free there
   ExpandableSegment* expandable = nullptr;
   std::vector<StreamId> used_by;             // other streams that may still read it (record_stream)
   Context context, segment_context;          // of the allocation; of the cudaMalloc, kept by the first block of a segment
@@ -89,13 +97,6 @@ struct Block {
   }
 };
 
-bool BySize::operator()(const Block* a, const Block* b) const {
-  if (a->stream != b->stream) return stream_before(a->stream, b->stream);
-  return a->size != b->size ? a->size < b->size : a->address < b->address;
-}
-bool BySize::operator()(const Block* a, const FitKey& key) const {
-  return a->stream != key.stream ? stream_before(a->stream, key.stream) : a->size < key.size;
-}
 bool ByAddress::operator()(const Block* a, const Block* b) const {
   return a->stream != b->stream ? stream_before(a->stream, b->stream) : a->address < b->address;
 }
@@ -103,7 +104,11 @@ bool ByAddress::operator()(const Block* a, StreamId stream) const { return strea
 
 inline void Pool::add(Block* block) {
   block->searches_when_freed = searches;
-  free.insert(block);
+  block->place = free.insert({static_cast<uint64_t>(block->stream), block->size, block->address, block}).first;
+}
+inline void Pool::remove(Block* block) { free.erase(block->place); }
+inline FreeBlocks::iterator Pool::first_fit(StreamId stream, int64_t size) {
+  return free.lower_bound({static_cast<uint64_t>(stream), size, 0, nullptr});
 }
 
 // Blocks come and go with every split and merge: recycled instead of returned to the heap.

@@ -318,6 +318,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("stream_of_handle", &stream_of_handle);
   m.def("stream_priority", &stream_priority);
   m.def("synchronize", [] { synchronize_device(current_device()); });
+  m.def("synchronize_current_stream", [](int device) { synchronize_stream(device, current_stream(device)); });
   m.def("clock_ns", [](int device) { return clock_of(device, current_stream(device)); });
   m.def("default_generator", [](int device) { return default_generator(device); });
   // ---- memory ----

@@ -33,7 +33,9 @@ Tensor empty_strided(IntArrayRef sizes, IntArrayRef strides, std::optional<at::S
 // A copy between host and device is a plain memcpy only if both sides lie in memory the same way.
 bool needs_staging(const Tensor& to, const Tensor& from) {
   if (to.scalar_type() != from.scalar_type() || to.is_conj() != from.is_conj() || to.is_neg() != from.is_neg()) return true;
-  return !(to.sizes() == from.sizes() && to.strides() == from.strides() && to.is_non_overlapping_and_dense());
+  if (to.sizes() != from.sizes()) return true;
+  if (to.is_contiguous() && from.is_contiguous()) return false;  // strides may still differ where a size is 1
+  return to.strides() != from.strides() || !to.is_non_overlapping_and_dense();
 }
 
 void move_values(const Tensor& to, const Tensor& from) {

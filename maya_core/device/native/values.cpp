@@ -1,6 +1,7 @@
 #include "values.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
@@ -33,7 +34,10 @@ bool covers_storage(const at::Tensor& tensor) {
 at::Tensor view_of_bytes(char* bytes, const at::Tensor& like) {
   const auto options = at::TensorOptions().dtype(like.scalar_type());
   const int64_t elements = like.storage().nbytes() / like.element_size();
-  return at::from_blob(bytes, {elements}, options).as_strided(like.sizes(), like.strides(), like.storage_offset());
+  auto view = at::from_blob(bytes, {elements}, options).as_strided(like.sizes(), like.strides(), like.storage_offset());
+  if (like.is_conj()) view = view._conj();
+  if (like.is_neg()) view = view._neg_view();
+  return view;
 }
 
 at::Tensor uniform_element(const Shadow& shadow) {
@@ -58,7 +62,15 @@ Shadow* shadow_of(const at::Tensor& tensor) {
 }
 
 bool uniform_and_same_type(const Shadow& shadow, const at::Tensor& tensor) {
-  return shadow.kind == Shadow::Uniform && shadow.dtype == tensor.scalar_type();
+  return shadow.kind == Shadow::Uniform && shadow.dtype == tensor.scalar_type() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+// Host kernels may trust the strides they are promised, so a uniform value is laid out as its tensor is.
+at::Tensor laid_out(const at::Tensor& tensor, const at::Tensor& value) {
+  if (value.strides() == tensor.strides() || tensor.numel() == 0) return value;
+  const auto bytes = at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.element_size());
+  auto memory = at::empty({int64_t(bytes / tensor.element_size())}, value.options());
+  return memory.copy_(value.flatten()[0].expand(memory.sizes())).as_strided(tensor.sizes(), tensor.strides(), 0);
 }
 
 template <class Visit>
@@ -275,7 +287,7 @@ bool compute_on_host(const c10::OperatorHandle& op, const ValueTraits& traits, a
   if (elements <= limit) {
     for (size_t i = 0; i < arguments.size(); i++) {
       stack.push_back(map_tensors(arguments[i], [&](const at::Tensor& tensor) {
-        if (!traits.written[i] || tensor.numel() == 0) return *host_value(tensor);
+        if (!traits.written[i] || tensor.numel() == 0) return laid_out(tensor, *host_value(tensor));
         auto& shadow = *shadow_of(tensor);
         if (shadow.kind == Shadow::Unknown) {
           shadow.bytes = std::make_unique<char[]>(tensor.storage().nbytes());

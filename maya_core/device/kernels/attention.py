@@ -1,0 +1,106 @@
+"""Attention kernels: flash, memory-efficient and cuDNN, with the buffers their backward passes need.
+
+Follows ATen/native/transformers/cuda: flash_attn/flash_api.cpp, attention_backward.cu, mem_eff_attention.
+"""
+
+from __future__ import annotations
+
+from maya_core.device.kernels.call import HALVES, Call, Tensor, Work, kernel
+from maya_core.device.kernels.reductions import add_reduction
+
+
+def _round_up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
+
+
+def _splits(batch: int, heads: int, queries: int, keys: int, head: int, sms: int) -> int:
+    """flash_api.cpp's num_splits_heuristic: how many ways few queries share many keys."""
+    block_n = 256 if head <= 64 else 128 if head <= 128 else 64
+    key_blocks = -(-keys // block_n)
+    work = batch * heads * -(-queries // 64)
+    slots = 2 * sms
+    if work >= 0.8 * slots:
+        return 1
+    most = min(128, slots, key_blocks)
+    efficiency = []
+    for splits in range(1, most + 1):
+        eligible = splits == 1 or -(-key_blocks // splits) != -(-key_blocks // (splits - 1))
+        waves = work * splits / slots
+        efficiency.append(waves / -(-work * splits // slots) if eligible else 0.0)
+    best = max(efficiency)
+    return next(i + 1 for i, value in enumerate(efficiency) if value >= 0.85 * best and value > 0)
+
+
+@kernel("_scaled_dot_product_flash_attention", "_flash_attention_forward")
+def flash_forward(call: Call) -> Work:
+    query, key = call["query"], call["key"]
+    if len(query.sizes) != 4 or call.name == "_flash_attention_forward":
+        return Work()
+    batch, heads, queries, head = query.sizes
+    keys = key.sizes[2]
+    work = Work().out(*range(len(call.results)))
+    if call.get("dropout_p", 0.0) > 0:
+        work.temporary(16)  # seed and offset as the kernel wrote them
+    elif (splits := _splits(batch, heads, queries, keys, head, call.sms)) > 1:
+        work.temporary(splits * batch * heads * queries * 4)
+        work.temporary(splits * batch * heads * queries * _round_up(head, 32) * 4)
+        work.launches += 1  # and a kernel to combine the splits
+    return work
+
+
+@kernel("_scaled_dot_product_flash_attention_backward")
+def flash_backward(call: Call) -> Work:
+    query, key = call["query"], call["key"]
+    batch, heads, queries, head = query.sizes
+    kv_heads, keys = key.sizes[1], key.sizes[2]
+    rounded = _round_up(queries, 128)
+    work = Work(launches=3).out(0, 1, 2)
+    work.temporary(batch * heads * rounded * 4)
+    work.temporary(batch * rounded * heads * (_round_up(head, 32) if head <= 192 else 256) * 4)
+    if kv_heads != heads:  # dk and dv per query head, summed over the heads that share them
+        for _ in range(2):
+            work.temporary(batch * keys * heads * head * key.itemsize)
+        expanded = Tensor(key.dtype, (batch, keys, kv_heads, heads // kv_heads, head), (keys * heads * head, heads * head, heads // kv_heads * head, head, 1), "cuda")
+        for _ in range(2):
+            add_reduction(work, expanded, [3], call)
+    return work
+
+
+@kernel("_scaled_dot_product_efficient_attention_backward")
+def efficient_backward(call: Call) -> Work:
+    query, grad = call["query"], call["grad_out_"]
+    batch, heads, queries, head = query.sizes
+    value_head = call["value"].sizes[-1]
+    work = Work(launches=1)
+    if not grad.permuted(0, 2, 1, 3).is_contiguous:
+        work.temporary(grad.nbytes)
+        work.launches += 1
+    work.out(*range(len(call.results)))
+    delta_bytes = batch * heads * queries * 4
+    if query.dtype in HALVES:
+        work.temporary(delta_bytes)
+    else:  # the float kernel is given sum(grad * out), computed beside it
+        product = work.temporary(grad.nbytes)
+        work.launches += 1
+        total = work.temporary(delta_bytes)
+        by_token = Tensor("Float", (batch, queries, heads, value_head), (queries * heads * value_head, heads * value_head, value_head, 1), "cuda")
+        add_reduction(work, by_token, [-1], call)
+        work.temporary(delta_bytes)
+        work.launches += 1
+        work.free(total, product)
+    block = 128 if query.dtype in HALVES and head > 64 and call.capability >= 80 else 64
+    columns = 64 if head <= 64 else 128
+    tiles = -(-queries // block) * -(-head // columns)
+    work.temporary(batch * heads * tiles * (block * columns * 4 + 16))
+    work.launches += 1  # zeroed
+    return work
+
+
+@kernel("_scaled_dot_product_cudnn_attention_backward")
+def cudnn_backward(call: Call) -> Work:
+    query = call["query"]
+    batch, heads, queries, head = query.sizes
+    work = Work(launches=3).out(0, 1, 2)
+    # cuDNN's plan keeps sum(do * o) and dq in float; its own workspace, not published, is at least that
+    work.temporary(batch * heads * queries * 4 + batch * heads * queries * head * 4)
+    return work

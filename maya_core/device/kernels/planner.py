@@ -1,0 +1,69 @@
+"""Answers the native device's question: this call is new, what does it do?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from maya_core.device.kernels import attention, indexing, normalization, reductions, table  # noqa: F401  they register their rules
+from maya_core.device.kernels.call import RULES, Call, Tensor, Work, as_tensors
+from maya_core.device.kernels.flops import flops
+from maya_core.device.kernels.iterator import pointwise_launches
+from maya_core.device.kernels.multi_tensor import foreach
+from maya_core.hardware.catalog import Gpu
+
+# Ops that answer from metadata: nothing reaches the device.
+NO_KERNEL = {"empty", "resize_", "set_", "_use_cudnn_ctc_loss", "_cudnn_init_dropout_state", "is_set_to", "_has_same_storage_numel"}
+PEAK_DTYPE = {"BFloat16": "bfloat16", "Half": "float16", "Float": "float32", "Double": "float64", "Char": "int8"}
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A call as the trace keeps it."""
+
+    op: str
+    names: list[str]
+    arguments: list[Any]
+    outputs: list[Any]
+    launches: int
+    flops: int
+
+
+@dataclass
+class Planner:
+    """Plans calls for one kind of GPU and numbers their signatures."""
+
+    gpu: Gpu
+    signatures: list[Signature] = field(default_factory=list)
+
+    def plan(self, op: str, names: list[str], arguments: list[Any], outputs: list[Any]) -> tuple[int, float, list[tuple[int, int]] | None]:
+        """Number of the signature, a lower bound of its time in ns, and its allocations if they are not just the outputs."""
+        major, minor = self.gpu.compute_capability
+        call = Call(
+            op, list(names), [as_tensors(a) for a in arguments], [as_tensors(o) for o in outputs],
+            self.gpu.sms, self.gpu.max_threads_per_sm, major * 10 + minor,
+        )  # fmt: skip
+        work = self.work(call)
+        self.signatures.append(Signature(op, call.names, call.arguments, call.outputs, work.launches, flops(call)))
+        return len(self.signatures) - 1, self.lower_bound_ns(call), work.program or None
+
+    def work(self, call: Call) -> Work:
+        if call.name in NO_KERNEL or (call.results and not any(t.numel for t in call.results)):
+            return Work(launches=0)
+        if call.name.startswith("_foreach_"):
+            return foreach(call)
+        rule = RULES.get(call.name)
+        if rule is not None:
+            return rule(call)
+        tensors: list[Tensor] = call.results or call.inputs[:1]
+        return Work(launches=pointwise_launches(tensors[0], call.inputs) if tensors else 1)
+
+    def lower_bound_ns(self, call: Call) -> float:
+        """Roofline: neither memory nor arithmetic can be faster than the data sheet."""
+        touched = sum(t.nbytes for t in call.inputs if t.device == "cuda") + sum(t.nbytes for t in call.results)
+        seconds = touched / self.gpu.memory_bandwidth_bytes_per_s
+        operations = flops(call)
+        if operations and call.inputs:
+            peak = self.gpu.peak_flops.get(PEAK_DTYPE.get(call.inputs[-1].dtype, "float32")) or self.gpu.peak_flops["float32"]
+            seconds = max(seconds, operations / peak)
+        return seconds * 1e9
