@@ -97,6 +97,8 @@ def put_on(native: ModuleType, gpu: Gpu, gpus: int, patches: Patches) -> None:
     sync_debug = {"mode": 0}
     handles = itertools.count(0x5000, 0x1000)
     blas_handles: dict[int, int] = {}
+    own = "sm_{}{}".format(*gpu.compute_capability)  # the GPU asked for is taken to be one torch was built for
+    architectures = ARCHITECTURES if own in ARCHITECTURES.split() else f"{own} {ARCHITECTURES}"
 
     def init() -> None:
         # The engine makes its device threads once, on the first backward; that may have been before we came.
@@ -146,7 +148,7 @@ def put_on(native: ModuleType, gpu: Gpu, gpus: int, patches: Patches) -> None:
         "_cuda_synchronize": native.synchronize,
         "_cuda_sleep": lambda cycles: None,
         "_cuda_ipc_collect": lambda: None,
-        "_cuda_getArchFlags": lambda: ARCHITECTURES,
+        "_cuda_getArchFlags": lambda: architectures,
         "_cuda_getCompiledVersion": lambda: 13000,
         "_cuda_getCurrentBlasHandle": lambda: blas_handles.setdefault(native.get_device(), next(handles)),
         "_cuda_getCurrentSolverHandle": lambda: blas_handles.setdefault(-1 - native.get_device(), next(handles)),

@@ -49,15 +49,23 @@ def put_on(native: ModuleType, patches: Patches) -> None:
 
     class MemPoolBase:
         def __init__(self, allocator: Any = None, is_user_created: bool = True, use_on_oom: bool = False, no_split: bool = False) -> None:
+            if allocator is not None:
+                raise NotImplementedError("a MemPool with an allocator of its own is not emulated")
             self._id = (0, next(pool_numbers)) if is_user_created else (next(pool_numbers), 0)
             self.allocator = allocator
+            self._device = native.get_device()
+            native.create_pool(self._device, self._id, use_on_oom, no_split)
+
+        def __del__(self) -> None:
+            if native.installed():
+                native.destroy_pool(self._device, self._id)
 
         @property
         def id(self) -> tuple[int, int]:
             return self._id
 
         def use_count(self) -> int:
-            return max(native.pool_use_count(device, self._id) for device in range(native.device_count()))
+            return native.pool_use_count(self._device, self._id)
 
     patches.set(torch._C, "_CUDAGraph", CUDAGraphBase)
     patches.set(torch._C, "_graph_pool_handle", lambda: (next(pool_numbers), 0))

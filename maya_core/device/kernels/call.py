@@ -107,7 +107,7 @@ class Call:
         return [tensor for output in self.outputs for tensor in tensors_in(output)]
 
 
-OUTPUT, TEMPORARY, FREE, BLAS_WORKSPACE = range(4)  # as Plan::Step in dispatch.h
+OUTPUT, TEMPORARY, FREE, BLAS_WORKSPACE, HOST_OUTPUT = range(5)  # as Plan::Step in dispatch.h
 
 
 @dataclass
@@ -123,6 +123,11 @@ class Work:
 
     def out(self, *indices: int) -> Work:
         self.program += [(OUTPUT, index) for index in indices]
+        return self
+
+    def host_out(self, *indices: int) -> Work:
+        """Outputs that the op makes in host memory."""
+        self.program += [(HOST_OUTPUT, index) for index in indices]
         return self
 
     def temporary(self, nbytes: int) -> int:

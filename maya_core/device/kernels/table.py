@@ -31,6 +31,11 @@ LAUNCHES = {
     "convolution_backward": 2,
 }
 
+# Ops that allocate their outputs in another order than they return them.
+OUTPUT_ORDER = {
+    "native_dropout": (1, 0),
+}
+
 # Out-of-place variants of in-place kernels: the input is copied first.
 COPIES_FIRST = ["scatter", "scatter_add", "index_add", "index_copy", "index_fill", "masked_scatter"]
 
@@ -44,6 +49,15 @@ def _fixed(launches: int):
 
 for _name, _launches in LAUNCHES.items():
     kernel(_name)(_fixed(_launches))
+def _ordered(order: tuple[int, ...]):
+    def rule(_: Call) -> Work:
+        return Work().out(*order)
+
+    return rule
+
+
+for _name, _order in OUTPUT_ORDER.items():
+    kernel(_name)(_ordered(_order))
 for _name in COPIES_FIRST:
     kernel(_name)(_fixed(2))
 

@@ -92,7 +92,7 @@ bool listed(const std::vector<MempoolId>& ids, MempoolId id) { return std::find(
 }  // namespace
 
 CachingAllocator::State::State(int device, int64_t total, int64_t outside, std::shared_ptr<const AllocatorSettings> given)
-    : device(device), settings(std::move(given)), driver(device, total, outside), events(device) {
+    : device(device), settings(std::move(given)), driver(device, total, outside), events(StreamHash{static_cast<uint64_t>(device)}) {
   stats.max_split_size = settings->max_split_size == kUnlimitedSplit ? -1 : settings->max_split_size;
   set_memory_fraction(settings->per_process_memory_fraction);
 }
@@ -162,8 +162,8 @@ bool CachingAllocator::State::find_free(Request& request) {
 // Pools that opted in (MemPool(use_on_oom=True)) lend their free blocks before anything is released.
 bool CachingAllocator::State::find_in_overflow_pools(Request& request) {
   if (request.pool->owner) return false;
-  for (MempoolId id : overflow_pools) {
-    auto found = private_pools.find(id);
+  for (auto& pool : overflow_pools) {
+    auto found = private_pools.find(pool.key);
     if (found == private_pools.end()) continue;
     Request inside = request;
     inside.pool = request.pool->is_small ? &found->second->small : &found->second->large;
@@ -325,7 +325,9 @@ void CachingAllocator::State::record_stream(Block* block, StreamId stream) {
 
 PrivatePool& CachingAllocator::State::private_pool(MempoolId id) const {
   auto found = private_pools.find(id);
-  if (found == private_pools.end()) throw std::runtime_error("no private memory pool (" + std::to_string(id.first) + ", " + std::to_string(id.second) + ") on this device");
+  if (found == private_pools.end()) {
+    throw std::runtime_error("no private memory pool (" + std::to_string(id.first) + ", " + std::to_string(id.second) + ") on this device");
+  }
   return *found->second;
 }
 
@@ -421,8 +423,8 @@ int CachingAllocator::pool_use_count(MempoolId pool) const {
 
 void CachingAllocator::set_use_on_oom(MempoolId pool, bool use) {
   Lock lock(state_->mutex);
-  std::erase(state_->overflow_pools, pool);
-  if (use) state_->overflow_pools.push_back(pool);
+  if (use) state_->overflow_pools[pool] = true;
+  else state_->overflow_pools.erase_key(pool);
 }
 
 void CachingAllocator::set_no_split(MempoolId pool) {

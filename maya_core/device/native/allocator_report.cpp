@@ -45,7 +45,8 @@ void HistoryRing::add(MemoryEvent event) {
 std::vector<MemoryEvent> HistoryRing::in_order() const {
   std::vector<MemoryEvent> result;
   result.reserve(events.size());
-  std::rotate_copy(events.begin(), events.begin() + static_cast<std::ptrdiff_t>(std::min(next, events.size())), events.end(), std::back_inserter(result));
+  const auto oldest = events.begin() + static_cast<std::ptrdiff_t>(std::min(next, events.size()));
+  std::rotate_copy(events.begin(), oldest, events.end(), std::back_inserter(result));
   return result;
 }
 
@@ -75,8 +76,8 @@ void CachingAllocator::State::reserved_changed(const Pool& pool, int64_t bytes) 
 
 void CachingAllocator::State::run_out(const Request& request, const Context& context) {
   if (request.rejected) {
-    throw OutOfMemory("CUDA out of memory. Allocation was preemptively rejected because it would exceed per_process_memory_fraction limit. Requested size: " +
-                      format_size(request.bytes));
+    throw OutOfMemory("CUDA out of memory. Allocation was preemptively rejected because it would exceed"
+                      " per_process_memory_fraction limit. Requested size: " + format_size(request.bytes));
   }
   report(MemoryAction::OutOfMemory, static_cast<uint64_t>(driver.free()), request.size, request.stream,
          request.pool->owner ? request.pool->owner->id : MempoolId{0, 0}, context);
@@ -130,7 +131,8 @@ std::vector<SegmentInfo> CachingAllocator::State::snapshot(MempoolId id) {
   std::vector<SegmentInfo> segments;
   int64_t total_active = 0;
   for (const Block* head : segment_heads(id)) {
-    SegmentInfo segment{device, head->address, 0, 0, 0, 0, head->stream, !head->pool->is_small, head->expandable != nullptr, head->pool_id(), {}, head->segment_context};
+    SegmentInfo segment{device, head->address, 0, 0, 0, 0, head->stream, !head->pool->is_small, head->expandable != nullptr,
+                        head->pool_id(), {}, head->segment_context};
     for (const Block* block = head; block && block->mapped; block = block->next) {
       const bool is_active = !block->is_idle();
       segment.blocks.push_back({block->size, block->requested_size, block->address, block->allocated, is_active, block->context});
@@ -158,7 +160,8 @@ void CachingAllocator::reset_accumulated_stats() {
   Lock lock(state_->mutex);
   state_->for_each_stat([](Stat& stat) { stat.allocated = stat.freed = 0; });
   AllocatorStats& stats = state_->stats;
-  stats.num_alloc_retries = stats.num_ooms = stats.num_sync_all_streams = stats.num_device_alloc = stats.num_device_free = stats.num_oom_rejections = 0;
+  stats.num_alloc_retries = stats.num_ooms = stats.num_sync_all_streams = 0;
+  stats.num_device_alloc = stats.num_device_free = stats.num_oom_rejections = 0;
 }
 
 void CachingAllocator::reset_peak_stats() {

@@ -36,7 +36,10 @@ class ConfReader {
     return tokens_[at_++];
   }
   void expect(const char* token, const std::string& after) {
-    if (!next_is(token)) reject("Error parsing allocator config: expected '" + std::string(token) + "' after '" + after + "'" + (done() ? "" : " but got '" + tokens_[at_] + "'"));
+    if (!next_is(token)) {
+      const std::string found = done() ? "" : " but got '" + tokens_[at_] + "'";
+      reject("Error parsing allocator config: expected '" + std::string(token) + "' after '" + after + "'" + found);
+    }
     ++at_;
   }
   int64_t count(const std::string& key) {
@@ -123,10 +126,12 @@ void read_option(ConfReader& in, const std::string& key, AllocatorSettings& to) 
   else if (key == "max_non_split_rounding_mb") to.max_non_split_rounding = read_mib(in, key, large_mib);
   else if (key == "garbage_collection_threshold") {
     to.garbage_collection_threshold = in.fraction(key);
-    if (!(to.garbage_collection_threshold > 0 && to.garbage_collection_threshold < 1)) reject("garbage_collect_threshold is invalid, set it in (0.0, 1.0)");
+    const double threshold = to.garbage_collection_threshold;
+    if (!(threshold > 0 && threshold < 1)) reject("garbage_collect_threshold is invalid, set it in (0.0, 1.0)");
   } else if (key == "per_process_memory_fraction") {
     to.per_process_memory_fraction = in.fraction(key);
-    if (!(to.per_process_memory_fraction >= 0 && to.per_process_memory_fraction <= 1)) reject("per_process_memory_fraction is invalid, set it in [0.0, 1.0]");
+    const double fraction = to.per_process_memory_fraction;
+    if (!(fraction >= 0 && fraction <= 1)) reject("per_process_memory_fraction is invalid, set it in [0.0, 1.0]");
   } else if (key == "roundup_power2_divisions") read_divisions(in, to.roundup_power2_divisions);
   else if (key == "expandable_segments") to.expandable_segments = in.flag(key);
   else if (key == "throw_on_cudamalloc_oom") to.throw_on_cudamalloc_oom = in.flag(key);

@@ -8,8 +8,8 @@
 #include <unordered_map>
 
 #include "allocator.h"
+#include "allocator_order.h"
 #include "allocator_settings.h"
-#include "allocator_streams.h"
 
 namespace maya {
 
@@ -221,14 +221,15 @@ struct CachingAllocator::State {
   BlockStore blocks;
   Pool small{true}, large{false};
   Block* active = nullptr;  // list of blocks handed out or awaiting other streams
-  StreamTable<std::deque<Block*>> events;
+  HashOrdered<StreamId, std::deque<Block*>, StreamHash> events;  // freed blocks awaiting the stream
   std::vector<Block*> deferred;                                            // freed during a capture: no event may be recorded
   std::unordered_map<Block*, std::vector<StreamId>> used_by_in_capture;
   std::vector<std::unique_ptr<ExpandableSegment>> expandable_segments;
 
   std::map<MempoolId, std::unique_ptr<PrivatePool>> private_pools;
   std::vector<std::unique_ptr<PrivatePool>> retired_pools;  // forgotten, but a stray block may still point to one
-  std::vector<MempoolId> freeable_pools, overflow_pools, unsplit_pools;
+  std::vector<MempoolId> freeable_pools, unsplit_pools;
+  HashOrdered<MempoolId, bool, MempoolHash> overflow_pools;
   std::vector<std::pair<MempoolId, std::function<bool(StreamId)>>> routes;  // the latest that matches wins
   int captures = 0;
 

@@ -2,7 +2,6 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/profiler/combined_traceback.h>
 #include <torch/csrc/utils/pybind.h>
-#include <torch/extension.h>
 
 #include "device.h"
 #include "dispatch.h"
@@ -140,7 +139,7 @@ py::dict memory_stats(int device) {
   to["num_sync_all_streams"] = from.num_sync_all_streams;
   to["num_device_alloc"] = from.num_device_alloc;
   to["num_device_free"] = from.num_device_free;
-  to["num_oom_rejections"] = 0;
+  to["num_oom_rejections"] = from.num_oom_rejections;
   to["allocation"] = stats_by_pool(from.allocation);
   to["segment"] = stats_by_pool(from.segment);
   to["active"] = stats_by_pool(from.active);
@@ -282,6 +281,46 @@ py::bytes take_events() {
   return py::bytes(reinterpret_cast<const char*>(events.data()), events.size() * sizeof(TraceEvent));
 }
 
+// ---- nn.Module.__call__ with the module noted; in C++ so that it costs little and stays out of users' tracebacks ----
+struct ModuleNumbers {
+  std::unordered_map<PyObject*, std::pair<uint32_t, py::weakref>> numbers;
+  py::object original, name_tree;
+};
+ModuleNumbers& module_numbers() { static auto* instance = new ModuleNumbers; return *instance; }
+
+void number_module(py::handle module, uint32_t number) {
+  PyObject* key = module.ptr();
+  auto forget = py::cpp_function([key](py::handle) { module_numbers().numbers.erase(key); });
+  module_numbers().numbers.insert_or_assign(key, std::pair(number, py::weakref(module, forget)));
+}
+
+PyObject* call_module(PyObject*, PyObject* args, PyObject* kwargs) {
+  auto& known = module_numbers();
+  PyObject* module = PyTuple_GET_ITEM(args, 0);
+  auto found = known.numbers.find(module);
+  if (found == known.numbers.end()) {
+    try {
+      known.name_tree(py::handle(module));
+    } catch (py::error_already_set& error) {
+      error.restore();
+      return nullptr;
+    }
+    found = known.numbers.find(module);
+  }
+  enter_module(found == known.numbers.end() ? 0 : found->second.first);
+  PyObject* result = PyObject_Call(known.original.ptr(), args, kwargs);
+  leave_module();
+  return result;
+}
+PyMethodDef call_module_definition = {"__call__", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&call_module)), METH_VARARGS | METH_KEYWORDS, nullptr};
+
+// A function that binds to its instance as a Python function does.
+py::object recorded_module_call(py::object original, py::object name_tree) {
+  module_numbers() = {{}, std::move(original), std::move(name_tree)};
+  auto function = py::reinterpret_steal<py::object>(PyCFunction_New(&call_module_definition, nullptr));
+  return py::reinterpret_steal<py::object>(PyInstanceMethod_New(function.ptr()));
+}
+
 py::object current_stream_data(int device, c10::StreamId stream) { return py::make_tuple(stream, device, int(c10::DeviceType::CUDA)); }
 
 }  // namespace
@@ -348,6 +387,16 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   });
   m.def("begin_allocate_all_to_pool", [](int device, MempoolId pool) { allocator(device).begin_allocate_to_pool(pool, [](int64_t) { return true; }); });
   m.def("end_allocate_to_pool", [](int device, MempoolId pool) { allocator(device).end_allocate_to_pool(pool); });
+  m.def("create_pool", [](int device, MempoolId pool, bool use_on_oom, bool no_split) {
+    allocator(device).create_or_keep_pool(pool);
+    if (use_on_oom) allocator(device).set_use_on_oom(pool, true);
+    if (no_split) allocator(device).set_no_split(pool);
+  });
+  m.def("destroy_pool", [](int device, MempoolId pool) {
+    allocator(device).set_use_on_oom(pool, false);
+    allocator(device).release_pool(pool);
+    allocator(device).empty_cache(pool);
+  });
   m.def("release_pool", [](int device, MempoolId pool) { allocator(device).release_pool(pool); });
   m.def("pool_use_count", [](int device, MempoolId pool) { return allocator(device).pool_use_count(pool); });
   // ---- CUDA graphs ----
@@ -391,10 +440,16 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("take_events", &take_events);
   m.def("event_count", [] { return recorder().size(); });
   m.def("streams", [] { return recorder().streams(); });
-  m.def("mark_step", [](int64_t step) { recorder().add(EventKind::StepEnd, current_device(), current_stream(current_device()), 0, step); });
-  m.def("enter_module", &enter_module);
-  m.def("leave_module", &leave_module);
+  m.def("label", [](const std::vector<at::Tensor>& tensors, uint32_t category) {
+    for (const auto& tensor : tensors) {
+      if (!tensor.is_cuda()) continue;
+      if (auto* allocation = allocation_of(tensor.unsafeGetTensorImpl()))
+        recorder().add(EventKind::Label, allocation->device, stream_of(allocation->block), category, address_of(allocation->block));
+    }
+  });
+  m.def("recorded_module_call", &recorded_module_call);
+  m.def("number_module", &number_module);
+  m.def("forget_module_numbers", [] { module_numbers() = {}; });
   m.def("enter_optimizer", &enter_optimizer);
   m.def("leave_optimizer", &leave_optimizer);
-  m.def("forget_modules", &forget_modules);
 }

@@ -70,6 +70,7 @@ struct Shadow {  // what is known of the values in an allocation
 struct Allocation {
   Block* block;
   CachingAllocator* allocator;
+  int device;
   Shadow shadow;
 };
 

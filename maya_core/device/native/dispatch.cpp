@@ -321,6 +321,11 @@ void allocate_outputs(const Entry& entry, const std::vector<TensorImpl*>& inputs
         case Plan::Temporary: temporaries.push_back(device_allocator()->allocate(value)); break;
         case Plan::FreeTemporary: if (value < int64_t(temporaries.size())) temporaries[value].clear(); break;
         case Plan::BlasWorkspace: ensure_blas_workspace(); break;
+        case Plan::HostOutput: {
+          const Output& wanted = *fresh[value];
+          made[value] = at::Tensor(at::detail::empty_strided_cpu(wanted.sizes, wanted.strides, wanted.dtype)).zero_();
+          break;
+        }
       }
     }
   }
@@ -381,7 +386,7 @@ struct Kernel final : c10::OperatorKernel {
   std::once_flag prepared;
   std::string name;
   ValueTraits traits;
-  bool python_rule = false, numbers_matter = true;
+  bool python_rule = false, numbers_matter = true, takes_masks = false, puts_by_index = false;
   Entries entries;
 
   void prepare(const c10::OperatorHandle& op) {
@@ -389,6 +394,8 @@ struct Kernel final : c10::OperatorKernel {
     traits = value_traits(op);
     python_rule = python && python->has_rule(name);
     const std::string& base = op.schema().name();
+    puts_by_index = base == "aten::_index_put_impl_";
+    takes_masks = puts_by_index || name == "aten::index.Tensor" || name == "aten::index.Tensor_out";
     numbers_matter = !(op.hasTag(at::Tag::pointwise) || base.starts_with("aten::_foreach") || base.starts_with("aten::_fused_") || base.ends_with("_"));
   }
 
@@ -396,6 +403,11 @@ struct Kernel final : c10::OperatorKernel {
     std::call_once(prepared, [&] { prepare(op); });
     if (python_rule) return python->call_rule(name, op.schema(), stack);
     const size_t count = op.schema().arguments().size(), base = stack->size() - count;
+    if (takes_masks) {
+      IValue* given = stack->data() + base;
+      if (puts_by_index && !given[3].toBool() && fill_by_mask(given[0].toTensor(), given[1], given[2].toTensor())) return stack->resize(base + 1);
+      expand_masks(given[0].toTensor(), given[1]);
+    }
     const at::ArrayRef<IValue> arguments(stack->data() + base, count);
     ScopedKey key;
     for (const auto& argument : arguments) key->add(argument, numbers_matter);
@@ -404,10 +416,10 @@ struct Kernel final : c10::OperatorKernel {
     Entry* entry = entries.find(hash, key->words);
     if (!entry) entry = entries.insert(hash, describe(op, *key.key, arguments));
 
+    apply_resizes(*entry, key->tensors);  // first: an out= tensor that came empty can then be written on the host too
     Stack values;
-    const bool known = traits.computable && !entry->host_cannot.load(std::memory_order_relaxed) && entry->resizes.empty() &&
+    const bool known = traits.computable && !entry->host_cannot.load(std::memory_order_relaxed) &&
                        compute_on_host(op, traits, arguments, entry->new_elements, values);
-    apply_resizes(*entry, key->tensors);
     Stack results;
     allocate_outputs(*entry, key->tensors, results);
     launch(entry->plan);
@@ -425,6 +437,9 @@ struct Kernel final : c10::OperatorKernel {
       auto meta = [&](const Output& output) {
         if (output.kind == Output::New || output.kind == Output::ViewOfInput)
           return at::Tensor(at::detail::empty_strided_meta(output.sizes, output.strides, output.dtype));
+        for (const auto& resize : entry->resizes)  // an out= tensor, as it will be
+          if (output.kind == Output::SameAsInput && resize.input == output.input)
+            return at::Tensor(at::detail::empty_strided_meta(resize.sizes, resize.strides, c10::typeMetaToScalarType(key.tensors[resize.input]->dtype())));
         return output.kind == Output::SameAsInput ? build(output, key.tensors) : at::Tensor();
       };
       if (one.list) {

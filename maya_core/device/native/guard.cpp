@@ -19,8 +19,10 @@
 namespace maya {
 namespace {
 
-constexpr int kStreamsPerPool = 32;  // as c10/cuda/CUDAStream: a program's 33rd stream is its first again
-constexpr c10::StreamId kHighPriority = 1000, kExternal = 1'000'000;
+// Stream ids as c10/cuda/CUDAStream makes them: 0 the default, an even pointer an external one, else a place in one of
+// the pools, by priority. A program's 33rd stream of a pool is its first again.
+constexpr int kStreamsPerPool = 32, kPriorities = 4;
+bool from_pool(c10::StreamId stream) { return stream & 1; }
 
 DeviceConfig the_config;
 bool is_installed = false;
@@ -30,7 +32,7 @@ std::vector<std::unique_ptr<CachingAllocator>> retired;  // storages of an earli
 thread_local int this_device = 0;
 thread_local std::array<c10::StreamId, kMaxDevices> this_stream{};
 
-std::array<std::array<std::atomic<uint32_t>, 2>, kMaxDevices> streams_taken;
+std::array<std::array<std::atomic<uint32_t>, kPriorities>, kMaxDevices> streams_taken;
 std::atomic<uint32_t> next_event{1};
 
 struct Clocks {
@@ -221,16 +223,12 @@ struct Before {  // what torch had in our places
   void* hooks = nullptr;
 } before;
 
-void record_memory_event(const MemoryEvent& event) {
-  EventKind kind;
-  switch (event.action) {
-    case MemoryAction::Alloc: kind = EventKind::Alloc; break;
-    case MemoryAction::FreeRequested: kind = EventKind::Free; break;
-    case MemoryAction::SegmentAlloc: case MemoryAction::SegmentMap: kind = EventKind::SegmentAlloc; break;
-    case MemoryAction::SegmentFree: case MemoryAction::SegmentUnmap: kind = EventKind::SegmentFree; break;
-    default: return;
-  }
-  recorder().add(kind, event.device, event.stream, 0, event.address, event.size);
+// Blocks are recorded where they are made (memory.cpp); what the allocator asks of the driver, only it knows.
+void record_segment(const MemoryEvent& event) {
+  const bool made = event.action == MemoryAction::SegmentAlloc || event.action == MemoryAction::SegmentMap;
+  const bool gone = event.action == MemoryAction::SegmentFree || event.action == MemoryAction::SegmentUnmap;
+  if (made || gone)
+    recorder().add(made ? EventKind::SegmentAlloc : EventKind::SegmentFree, event.device, event.stream, 0, event.address, event.size);
 }
 
 }  // namespace
@@ -252,19 +250,17 @@ c10::StreamId current_stream(int device) { return this_stream[device]; }
 void set_current_stream(int device, c10::StreamId stream) { this_stream[device] = stream; }
 
 c10::StreamId stream_from_pool(int device, int priority) {
-  const bool high = priority < 0;
-  const auto taken = streams_taken[device][high]++ % kStreamsPerPool;
-  return (high ? kHighPriority : 0) + 1 + taken;
+  const int level = std::clamp(-priority, 0, kPriorities - 1);
+  const c10::StreamId taken = streams_taken[device][level]++ % kStreamsPerPool;
+  return taken << 5 | (level + 1) << 1 | 1;
 }
-int stream_priority(c10::StreamId stream) { return stream >= kHighPriority && stream < kExternal ? -1 : 0; }
+int stream_priority(c10::StreamId stream) { return from_pool(stream) ? 1 - int(stream >> 1 & 0xf) : 0; }
+
+constexpr uint64_t kHandles = 0x5500'0000'0000ull;  // where our cudaStream_t values lie
 uint64_t stream_handle(int device, c10::StreamId stream) {
-  if (stream == 0 || stream >= kExternal) return stream;
-  return 0x5500'0000'0000ull + (uint64_t(device) << 24) + (stream << 6);
+  return from_pool(stream) ? kHandles | uint64_t(device) << 24 | uint64_t(stream) << 4 : uint64_t(stream);
 }
-c10::StreamId stream_of_handle(uint64_t handle) {
-  if (handle >> 32 == 0x5500) return (handle >> 6) & 0x3ffff;
-  return handle;
-}
+c10::StreamId stream_of_handle(uint64_t handle) { return handle >> 32 == kHandles >> 32 ? (handle >> 4) & 0xfffff : handle; }
 
 double clock_of(int device, c10::StreamId stream) {
   std::lock_guard lock(clocks().mutex);
@@ -302,10 +298,10 @@ void install(DeviceConfig wanted, const std::vector<std::string>& cuda_ops, cons
   the_config = std::move(wanted);
   for (int device = 0; device < the_config.count; device++) {
     auto made = std::make_unique<CachingAllocator>(device, the_config.total_bytes, the_config.outside_bytes, settings);
-    made->set_listener(record_memory_event);
+    made->set_listener(record_segment);
     allocators.push_back(std::move(made));
     default_generator(device).set_current_seed(c10::default_rng_seed_val);
-    streams_taken[device][0] = streams_taken[device][1] = 0;
+    for (auto& taken : streams_taken[device]) taken = 0;
   }
   { std::lock_guard lock(clocks().mutex); clocks().by_stream.clear(); }
   this_device = 0;

@@ -18,4 +18,9 @@ int64_t choose_attention(const at::Tensor& query, const at::Tensor& key, const a
 
 void register_rnn_stubs();
 
+// Replaces masks among the indices of an indexing op by the indices they stand for.
+void expand_masks(const at::Tensor& self, c10::IValue& indices);
+// `self[mask] = number`, if that is what the indices and value say.
+bool fill_by_mask(at::Tensor self, const c10::IValue& indices, const at::Tensor& value);
+
 }  // namespace maya

@@ -14,7 +14,9 @@ namespace {
 
 void release(void* context) {
   auto* allocation = static_cast<Allocation*>(context);
-  allocation->allocator->free(allocation->block);
+  auto* block = allocation->block;
+  recorder().add(EventKind::Free, allocation->device, stream_of(block), 0, address_of(block), size_of(block));
+  allocation->allocator->free(block);
   delete allocation;
 }
 void release_nothing(void*) {}
@@ -43,7 +45,8 @@ struct StorageAllocator final : c10::DeviceAllocator {
       recorder().add(EventKind::OutOfMemory, device, current_stream(device), 0, bytes);
       TORCH_CHECK_WITH(OutOfMemoryError, false, error.what());
     }
-    return {reinterpret_cast<void*>(address_of(block)), new Allocation{block, &memory, {}}, &release, where};
+    recorder().add(EventKind::Alloc, device, stream_of(block), 0, address_of(block), size_of(block));
+    return {reinterpret_cast<void*>(address_of(block)), new Allocation{block, &memory, device, {}}, &release, where};
   }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
   void copy_data(void*, const void*, size_t) const override {}
@@ -175,7 +178,14 @@ void ensure_blas_workspace() {
   std::lock_guard lock(blas().mutex);
   auto key = std::tuple(thread_handles.get(device), device, current_stream(device));
   auto [workspace, inserted] = blas().live.try_emplace(key);
-  if (inserted) workspace->second = storages().allocate(config().blas_workspace_bytes);
+  if (!inserted) return;
+  try {
+    workspace->second = storages().allocate(config().blas_workspace_bytes);
+  } catch (...) {
+    blas().live.erase(workspace);
+    throw;
+  }
+  recorder().add(EventKind::Label, device, current_stream(device), uint32_t(Category::Workspace), reinterpret_cast<int64_t>(workspace->second.get()));
 }
 
 void clear_blas_workspaces() {

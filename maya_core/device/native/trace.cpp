@@ -79,6 +79,7 @@ int64_t Recorder::now() const {
 
 void Recorder::start() {
   std::lock_guard lock(mutex_);
+  forget_modules();
   events_.clear();
   streams_.clear();
   start_ns_ = 0;
@@ -95,8 +96,8 @@ uint16_t Recorder::stream_number(int device, int64_t stream) {
 
 void Recorder::add(EventKind kind, int device, int64_t stream, uint32_t subject, int64_t a, int64_t b) {
   if (!on()) return;
-  const bool memory = kind == EventKind::Free || kind == EventKind::SegmentAlloc || kind == EventKind::SegmentFree;
-  const Place where = memory ? Place{0, Phase::Forward} : place();
+  const bool anywhere = kind == EventKind::Free || kind == EventKind::SegmentAlloc || kind == EventKind::SegmentFree || kind == EventKind::Label;
+  const Place where = anywhere ? Place{0, Phase::Forward} : place();
   std::lock_guard lock(mutex_);
   events_.push_back({now(), a, b, subject, where.module, stream_number(device, stream), uint8_t(kind), uint8_t(where.phase),
                      uint8_t(device), uint8_t(this_thread), 0});

@@ -23,9 +23,12 @@ enum class EventKind : uint8_t {
   StepEnd = 10,      // a: step number, from 1
   GraphLaunch = 11,  // subject: graph; a: events that follow and belong to it
   OutOfMemory = 12,  // a: bytes asked for
+  Label = 13,        // the block at address a holds: subject (Category)
 };
 
 enum class Phase : uint8_t { Forward = 0, Backward = 1, Recompute = 2, Optimizer = 3 };
+
+enum class Category : uint8_t { Parameter = 0, Gradient = 1, OptimizerState = 2, Buffer = 3, Workspace = 4 };
 
 struct TraceEvent {
   int64_t time_ns;   // host clock since the recorder started

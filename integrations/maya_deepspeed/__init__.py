@@ -1,0 +1,1 @@
+"""Maya in DeepSpeed. Nothing here yet."""

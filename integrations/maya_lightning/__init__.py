@@ -1,0 +1,1 @@
+"""Maya in Lightning. Nothing here yet: run Lightning scripts with `maya run -- python train.py`."""

@@ -1,0 +1,1 @@
+"""Maya in Megatron. Nothing here yet."""

@@ -1,0 +1,1 @@
+"""Maya in MLflow. Nothing here yet."""

@@ -1,0 +1,90 @@
+"""The `maya` command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from maya_core.errors import MayaError
+from maya_core.hardware.catalog import DEFAULT_GPU, find_gpu, gpus
+
+app = typer.Typer(
+    name="maya",
+    help="What a training job will do to its GPUs, before any GPU is reserved.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def main() -> None:
+    """Runs unmodified PyTorch programs on emulated GPUs."""
+
+
+def _steps(value: str) -> int | None:
+    if value == "all":
+        return None
+    if not value.isdigit() or int(value) < 1:
+        raise MayaError(f"--steps {value}: not a number of steps.", "Give a number from 1, or 'all' to let the program run to its end.")
+    return int(value)
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def run(
+    command: Annotated[list[str], typer.Argument(help="The command to run, as you would type it: python train.py ...", metavar="-- COMMAND")],
+    gpu: Annotated[str, typer.Option(help="Which GPU to emulate; `maya gpus` lists them.")] = DEFAULT_GPU,
+    gpus_per_node: Annotated[int, typer.Option(min=1, max=64, help="GPUs the program sees.")] = 1,
+    steps: Annotated[str, typer.Option(help="Stop after this many optimizer steps; 'all' lets the program run to its end.")] = "3",
+    out: Annotated[Path, typer.Option(help="Folder for the trace.")] = Path("maya-out"),
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the summary as JSON to this file.")] = None,
+) -> None:
+    """Runs a training command on emulated GPUs and says what it did to them."""
+    from maya_core.launch.run import run_command, split_command
+    from maya_core.report.summary import render, summarise
+
+    find_gpu(gpu)
+    done = run_command(split_command(command), gpu=gpu, gpus=gpus_per_node, steps=_steps(steps), out=out)
+    console = Console()
+    if not done.traces:
+        reason = f"it ended with exit code {done.exit_code}" if done.exit_code else "it never imported torch, or ended without leaving Python"
+        raise MayaError(f"the command left no trace: {reason}.", "Its own output above says more.")
+    summary = summarise(done.traces)
+    console.print(render(summary))
+    console.print(f"[dim]Trace: {done.out}[/dim]")
+    if json_file is not None:
+        json_file.write_text(json.dumps(summary.model_dump(), indent=2) + "\n")
+    if done.exit_code:
+        raise typer.Exit(done.exit_code)
+
+
+@app.command("gpus")
+def list_gpus() -> None:
+    """Lists the GPUs that can be emulated."""
+    table = Table()
+    for heading in ("name", "device", "memory", "bandwidth", "bf16 or fp16 peak", "also called"):
+        table.add_column(heading)
+    for gpu in gpus().values():
+        peak = gpu.peak_flops.get("bfloat16", gpu.peak_flops["float16"])
+        table.add_row(
+            gpu.name, gpu.driver_name, f"{gpu.memory_bytes / 2**30:.1f} GiB", f"{gpu.memory_bandwidth_bytes_per_s / 1e12:.2f} TB/s",
+            f"{peak / 1e12:.0f} TFLOP/s", ", ".join(gpu.aliases),
+        )  # fmt: skip
+    Console().print(table)
+
+
+def entry() -> None:
+    """The console script: errors meant for the user are printed without a traceback."""
+    try:
+        app()
+    except MayaError as error:
+        console = Console(stderr=True)
+        console.print(f"[bold red]maya:[/bold red] {error.problem}", highlight=False)
+        if error.advice:
+            console.print(error.advice, highlight=False)
+        raise SystemExit(2) from None

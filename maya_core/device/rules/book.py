@@ -1,0 +1,150 @@
+"""The rule book: how a rule is written, and what the device takes from all of them.
+
+There are three kinds, by what decides the result:
+
+- `@describe` is a Meta kernel that torch lacks or that does not know what cuDNN does. It sees tensors without data and
+  is asked once per new kind of call, so it costs nothing on the hot path. Prefer it.
+- `@rule` is called every time, with the tensors on the emulated device. It is for results that depend on values, or
+  that share memory in ways metadata cannot say. It makes its outputs with ordinary torch calls, fills in values where
+  it knows them and records the kernel.
+- `@sparse_rule` is the same for tensors of a sparse layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+
+
+LARGEST_ON_HOST = 2**20  # elements: the native device remembers no more of a tensor that is not uniform
+
+_RULES: dict[str, Callable[..., Any]] = {}
+_DESCRIPTIONS: dict[str, Callable[..., Any]] = {}
+_SPARSE_RULES: dict[str, Callable[..., Any]] = {}
+
+_Register = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def _registers(table: dict[str, Callable[..., Any]], ops: Sequence[str]) -> _Register:
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        for op in ops:
+            table[op] = function
+        return function
+
+    return register
+
+
+def rule(*ops: str) -> _Register:
+    """Registers a rule for ops named as 'aten::nonzero' or 'aten::nonzero.out'. The first argument the rule gets is `Rules`."""
+    return _registers(_RULES, ops)
+
+
+def describe(*ops: str) -> _Register:
+    """Registers a Meta kernel for ops of ATen. Keyword-only arguments of the op, such as `out`, come by keyword."""
+    return _registers(_DESCRIPTIONS, ops)
+
+
+def sparse_rule(*ops: str) -> _Register:
+    """Registers a rule for ops on sparse COO tensors. The first argument is `Rules`; keyword-only arguments come by keyword."""
+    return _registers(_SPARSE_RULES, ops)
+
+
+def _library(key: str, functions: dict[str, Callable[..., Any]]) -> torch.library.Library:
+    library = torch.library.Library("aten", "IMPL", key)
+    for op, function in functions.items():
+        library.impl(op.removeprefix("aten::"), function, allow_override=True)
+    return library
+
+
+class _Quiet:
+    """What holds inside a rule: nothing is differentiated or autocast, as below any kernel."""
+
+    _AUTOCAST = ("AutocastCPU", "AutocastCUDA")
+
+    def __enter__(self) -> None:
+        keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+        self._guards = (torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(keys))
+        for guard in self._guards:
+            guard.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        for guard in reversed(self._guards):
+            guard.__exit__(*error)
+
+
+class Rules:
+    """What a rule can ask of the device."""
+
+    def __init__(self, native: ModuleType) -> None:
+        self._native = native
+        # torch takes kernels out again when the Library that put them in is gone: they live as long as this object,
+        # and that lives as long as the native device has its table
+        self._libraries = [
+            _library("Meta", _DESCRIPTIONS),
+            _library("SparseCUDA", {op: self._bind(function) for op, function in _SPARSE_RULES.items()}),
+        ]
+
+    def _bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            with _Quiet():
+                return function(self, *arguments, **options)
+
+        return call
+
+    def table(self) -> dict[str, Callable[..., Any]]:
+        """Op name to callable, as the native device calls it."""
+        return {op: self._bind(function) for op, function in _RULES.items()}
+
+    def value(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The tensor's true value on the host, if it is known and of a size to compute with there."""
+        if not tensor.is_cuda:
+            return tensor
+        return self._native.host_value(tensor) if tensor.numel() <= LARGEST_ON_HOST else None
+
+    def uniform_value(self, tensor: torch.Tensor) -> float | int | bool | complex | None:
+        """The value that every element of a tensor of any size is known to have."""
+        if tensor.numel() == 0 or not self._native.is_known(tensor):
+            return None
+        host = self._native.host_value(tensor.as_strided((), ()))
+        small = self.value(tensor)
+        return host.item() if small is None or bool((small == host).all()) else None
+
+    def remember(self, tensor: torch.Tensor, host: torch.Tensor) -> torch.Tensor:
+        """Says that the device tensor holds these values."""
+        self._native.remember(tensor, host)
+        return tensor
+
+    def forget(self, tensor: torch.Tensor) -> None:
+        """Says that nothing is known of the device tensor any more."""
+        self._native.forget(tensor)
+
+    def put(self, host: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """A new device tensor with these values."""
+        return self.remember(torch.empty_strided(host.shape, host.stride(), dtype=host.dtype, device=device), host)
+
+    def on_host(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What the function gives for the true values of the arguments; None where one of them is unknown."""
+        values = [self.value(argument) if isinstance(argument, torch.Tensor) else argument for argument in arguments]
+        if any(value is None and argument is not None for value, argument in zip(values, arguments, strict=True)):
+            return None
+        return function(*values)
+
+    def record(self, op: str, arguments: Sequence[Any], outputs: Sequence[torch.Tensor]) -> None:
+        """Puts the kernel on the current stream."""
+        self._native.record_call(op, list(arguments), list(outputs))
+
+    def wait(self, tensor: torch.Tensor) -> None:
+        """The host waits for the tensor's stream, as it does where an op must know a size to allocate."""
+        self._native.synchronize_current_stream(tensor.get_device())
+
+
+def no_rule_message(op: str, reason: str) -> str:
+    """What the user reads where an op can neither be described by torch's Meta kernel nor by a rule."""
+    return (
+        f"Maya has no rule for {op}: torch's Meta kernel cannot describe its result ({reason.splitlines()[0] if reason else 'no reason given'}). "
+        f"To add one, write a function decorated with @maya_core.device.rules.rule('{op}') that returns the op's outputs "
+        "as empty tensors of the right shape and call it before training; docs/extending.md shows an example."
+    )

@@ -1,0 +1,235 @@
+"""Sparse tensors: what CUDA has kernels of its own for. The rest of sparse runs as torch composes it from dense ops.
+
+How many elements a sparse result has depends on which indices coincide. Indices are integers that came from the host
+more often than not (token ids), so that is mostly known; where it is not, none coincide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from maya_core.device.rules.book import Rules, rule, sparse_rule
+
+aten = torch.ops.aten
+_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+
+
+def _as_on_cpu(op: torch._ops.OpOverload) -> Callable[..., Any]:
+    """Ops whose CPU and CUDA kernels are one function, made of other ops only."""
+
+    def run(rules: Rules, *arguments: Any) -> Any:
+        positional = [a for a in op._schema.arguments if not a.kwarg_only]
+        options = dict(zip((a.name for a in op._schema.arguments if a.kwarg_only), arguments[len(positional) :], strict=True))
+        return op.redispatch(_CPU, *arguments[: len(positional)], **options)
+
+    return run
+
+
+for _op in (
+    aten._to_sparse.default,
+    aten._to_sparse.sparse_dim,
+    aten._to_sparse_csr.default,
+    aten._to_sparse_csc.default,
+    aten._to_sparse_bsr.default,
+    aten._to_sparse_bsc.default,
+):
+    rule(_op._schema.name + ("." + _op._overloadname if _op._overloadname != "default" else ""))(_as_on_cpu(_op))
+
+
+def _coo(indices: torch.Tensor, values: torch.Tensor, size: torch.Size | list[int], coalesced: bool = False) -> torch.Tensor:
+    return aten._sparse_coo_tensor_unsafe(indices, values, size, is_coalesced=coalesced)
+
+
+@sparse_rule("aten::_coalesce")
+def coalesce(rules: Rules, self: torch.Tensor) -> torch.Tensor:
+    indices, values = self._indices(), self._values()
+    host_indices, host_values = rules.value(indices), rules.value(values)
+    if host_indices is not None:
+        size = self.shape[: self.sparse_dim()]
+        stand_in = torch.zeros(values.size(0)) if host_values is None else host_values
+        merged = _coo(host_indices, stand_in, [*size, *stand_in.shape[1:]]).coalesce()
+        new_indices = rules.put(merged._indices().contiguous(), self.device)
+        new_values = values.new_empty((new_indices.size(1), *values.shape[1:]))
+        if host_values is not None:
+            rules.remember(new_values, merged._values())
+    else:
+        new_indices, new_values = indices.new_empty(indices.shape), values.new_empty(values.shape)
+    rules.wait(values)
+    rules.record("aten::_coalesce", [indices, values], [new_indices, new_values])
+    return _coo(new_indices, new_values, self.shape, coalesced=True)
+
+
+def _dense_add(rules: Rules, dense: torch.Tensor, sparse: torch.Tensor, alpha: complex, out: torch.Tensor) -> torch.Tensor:
+    """dense + alpha * sparse, as the GPU does it: a copy if need be, then the sparse values added where they belong."""
+    if out is not dense:
+        out.resize_(dense.shape)
+        out.copy_(dense)
+    if sparse._nnz() == 0:
+        return out
+    indices, values = sparse._indices(), sparse._values()
+    known = [rules.value(tensor) for tensor in (out, indices, values)]
+    rules.record("aten::add.out", [out, indices, values], [])
+    if any(host is None for host in known):
+        rules.forget(out)
+        return out
+    host_out, host_indices, host_values = known
+    return rules.remember(out, host_out.add(_coo(host_indices, host_values, sparse.shape), alpha=alpha))
+
+
+@sparse_rule("aten::add.out")
+def add_out(rules: Rules, self: torch.Tensor, other: torch.Tensor, *, alpha: complex = 1, out: torch.Tensor) -> torch.Tensor:
+    if not self.is_sparse:
+        return _dense_add(rules, self, other, alpha, out)
+    if not other.is_sparse:
+        raise RuntimeError("add(sparse, dense) is not supported. Use add(dense, sparse) instead.")
+    mine, theirs = self._values(), other._values()
+    dtype = torch.result_type(self, other)
+    values = torch.cat([mine.to(dtype), (theirs if alpha == 1 else theirs * alpha).to(dtype)])
+    summed = _coo(torch.cat([self._indices(), other._indices()], 1), values.to(out.dtype), self.shape)
+    return out.copy_(summed) if out.shape == self.shape else out.sparse_resize_(self.shape, self.sparse_dim(), self.dense_dim()).copy_(summed)
+
+
+@sparse_rule("aten::mul.out")
+def mul_out(rules: Rules, self: torch.Tensor, other: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    """Elementwise product of two sparse tensors: where both have an element."""
+    if other.dim() == 0 or self.dim() == 0:
+        tensor, number = (self, other) if other.dim() == 0 else (other, self)
+        number = number.to_dense() if number.is_sparse else number
+        return out.copy_(_coo(tensor._indices(), (tensor._values() * number).to(out.dtype), tensor.shape, tensor.is_coalesced()))
+    if not (self.is_sparse and other.is_sparse):
+        sparse, dense = (self, other) if self.is_sparse else (other, self)
+        sparse = sparse.coalesce()
+        picked = dense.expand(sparse.shape)[tuple(sparse._indices())]
+        return out.copy_(_coo(sparse._indices(), (sparse._values() * picked).to(out.dtype), sparse.shape, True))
+    mine, theirs = self.coalesce(), other.coalesce()
+    where = rules.on_host(_common_columns, mine._indices(), theirs._indices())
+    if where is None:
+        count = min(mine._nnz(), theirs._nnz())
+        in_mine = in_theirs = torch.arange(count, device=self.device)
+    else:
+        in_mine, in_theirs = (rules.put(index, self.device) for index in where)
+    values = mine._values()[in_mine] * theirs._values()[in_theirs]
+    return out.copy_(_coo(mine._indices()[:, in_mine], values.to(out.dtype), self.shape, True))
+
+
+def _common_columns(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Positions in a and in b of the columns that both have."""
+    places = {tuple(column): i for i, column in enumerate(b.t().tolist())}
+    both = [(i, places[tuple(column)]) for i, column in enumerate(a.t().tolist()) if tuple(column) in places]
+    pairs = torch.tensor(both, dtype=torch.int64).reshape(-1, 2)
+    return pairs[:, 0].contiguous(), pairs[:, 1].contiguous()
+
+
+# ---- products with dense matrices ----
+def _product(rules: Rules, op: str, out: torch.Tensor, dense_inputs: list[torch.Tensor], sparse: torch.Tensor, compute: Callable[..., torch.Tensor]) -> torch.Tensor:
+    indices, values = sparse._indices(), sparse._values()
+    rules.record(op, [*dense_inputs, indices, values], [out])
+    known = rules.on_host(lambda i, v, *dense: compute(_coo(i, v, sparse.shape), *dense), indices, values, *dense_inputs)
+    if known is None:
+        rules.forget(out)
+        return out
+    return rules.remember(out, known)
+
+
+@sparse_rule("aten::addmm")
+def addmm(rules: Rules, self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: complex = 1, alpha: complex = 1) -> torch.Tensor:
+    out = mat2.new_empty((mat1.size(0), mat2.size(1)))
+    return addmm_out(rules, self, mat1, mat2, beta=beta, alpha=alpha, out=out)
+
+
+@sparse_rule("aten::addmm_")
+def addmm_(rules: Rules, self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: complex = 1, alpha: complex = 1) -> torch.Tensor:
+    return addmm_out(rules, self, mat1, mat2, beta=beta, alpha=alpha, out=self)
+
+
+@sparse_rule("aten::addmm.out")
+def addmm_out(
+    rules: Rules, self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: complex = 1, alpha: complex = 1, out: torch.Tensor
+) -> torch.Tensor:
+    if not mat1.is_sparse or mat2.is_sparse or self.is_sparse:
+        raise RuntimeError("addmm: the emulated device multiplies a sparse matrix with a dense one, and adds to a dense one")
+    mat1 = mat1.coalesce()
+    out.resize_((mat1.size(0), mat2.size(1)))
+    return _product(rules, "aten::addmm.out", out, [self, mat2], mat1, lambda m, s, d: torch.addmm(s, m, d, beta=beta, alpha=alpha))
+
+
+@sparse_rule("aten::bmm")
+def bmm(rules: Rules, self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
+    return bmm_out(rules, self, mat2, out=mat2.new_empty((self.size(0), self.size(1), mat2.size(2))))
+
+
+@sparse_rule("aten::bmm.out")
+def bmm_out(rules: Rules, self: torch.Tensor, mat2: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    out.resize_((self.size(0), self.size(1), mat2.size(2)))
+    return _product(rules, "aten::bmm.out", out, [mat2], self.coalesce(), torch.bmm)
+
+
+@sparse_rule("aten::_sparse_sparse_matmul")
+def sparse_sparse_matmul(rules: Rules, self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Of unknown matrices the product is taken to have as many elements as the fuller of the two."""
+    parts = (self._indices(), self._values(), other._indices(), other._values())
+
+    def multiply(i: torch.Tensor, v: torch.Tensor, j: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.sparse.mm(_coo(i, v, self.shape), _coo(j, w, other.shape)).coalesce()
+
+    known = rules.on_host(multiply, *parts)
+    size = (self.size(0), other.size(1))
+    if known is not None:
+        indices, values = rules.put(known._indices(), self.device), rules.put(known._values(), self.device)
+    else:
+        elements = min(max(self._nnz(), other._nnz()), size[0] * size[1])
+        indices, values = parts[0].new_empty((2, elements)), parts[1].new_empty(elements)
+    rules.wait(self._values())
+    rules.record("aten::_sparse_sparse_matmul", parts, [indices, values])
+    return _coo(indices, values, size, coalesced=True)
+
+
+# ---- picking and normalizing elements ----
+@sparse_rule("aten::index_select")
+def index_select(rules: Rules, self: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
+    """Of unknown indices each selected slice has its average share of the elements."""
+    dim %= self.dim()
+    size = [*self.shape[:dim], index.numel(), *self.shape[dim + 1 :]]
+    indices, values = self._indices(), self._values()
+    if dim >= self.sparse_dim():
+        return _coo(indices, values.index_select(dim - self.sparse_dim() + 1, index), size)
+    chosen = rules.on_host(_select_columns, indices[dim], index)
+    if chosen is None:
+        share = self._nnz() * index.numel() // max(self.size(dim), 1)
+        return _coo(indices.new_empty((indices.size(0), share)), values.new_empty((share, *values.shape[1:])), size)
+    columns, places = (rules.put(host, self.device) for host in chosen)
+    new_indices = indices.index_select(1, columns)
+    new_indices[dim].copy_(places)
+    return _coo(new_indices, values.index_select(0, columns), size)
+
+
+def _select_columns(along: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which columns are selected, and where along the dimension each comes to lie."""
+    places, columns = (index.reshape(-1, 1) == along.reshape(1, -1)).nonzero(as_tuple=True)
+    return columns, places
+
+
+@sparse_rule("aten::_sparse_softmax", "aten::_sparse_log_softmax")
+def softmax(rules: Rules, self: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
+    self = self.coalesce()
+    values = torch.empty_like(self._values())
+    rules.record("aten::_sparse_softmax", [self._indices(), self._values(), dim], [values])
+    return _coo(self._indices().clone(), values, self.shape, coalesced=True)
+
+
+@sparse_rule("aten::_sparse_softmax_backward_data", "aten::_sparse_log_softmax_backward_data")
+def softmax_backward(rules: Rules, grad: torch.Tensor, output: torch.Tensor, dim: int, self: torch.Tensor) -> torch.Tensor:
+    output = output.coalesce()
+    values = torch.empty_like(output._values())
+    rules.record("aten::_sparse_softmax_backward_data", [grad._values(), output._values(), dim], [values])
+    return _coo(output._indices().clone(), values, self.shape, coalesced=True)
+
+
+@sparse_rule("aten::_sparse_sum_backward")
+def sum_backward(rules: Rules, grad: torch.Tensor, self: torch.Tensor, dims: list[int]) -> torch.Tensor:
+    values = torch.empty_like(self._values())
+    rules.record("aten::_sparse_sum_backward", [self._indices(), self._values()], [values])
+    return _coo(self._indices().clone(), values, self.shape, self.is_coalesced())

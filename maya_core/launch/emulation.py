@@ -1,0 +1,126 @@
+"""An emulation in this process: the device, its record, module names and steps, and what came of it."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+
+import maya_core
+from maya_core.device.emulated import EmulatedDevice
+from maya_core.errors import MayaError
+from maya_core.hardware.catalog import DEFAULT_GPU, find_gpu
+from maya_core.launch.modules import ModulePaths
+from maya_core.launch.settings import Settings
+from maya_core.launch.steps import StepCounter, StopProgram
+from maya_core.report.summary import Summary, summarise
+from maya_core.trace.rank import RankTrace, Signature, write_trace
+from maya_core.trace.schema import EVENT, Kind
+
+TRACE_NAME = "rank-{rank:05d}.trace"
+
+
+class Emulation:
+    """The emulated device switched on. `finish` switches it off and gives the trace."""
+
+    def __init__(self, settings: Settings, on_step: Callable[[int], None] | None = None) -> None:
+        self.settings = settings
+        self.device = EmulatedDevice(find_gpu(settings.gpu), settings.gpus)
+        self.modules = ModulePaths(self.device.native)
+        self.steps = StepCounter(self.device.native, settings.steps, on_step)
+        self.trace: RankTrace | None = None
+        self.modules.put_on(self.device.patches)
+        self.steps.put_on(self.device.patches)
+        self.device.native.start_recording()
+
+    def finish(self, ended: str = "completed") -> RankTrace:
+        """Takes the record, removes the device, and writes the trace if a folder was given."""
+        if self.trace is not None:
+            return self.trace
+        native = self.device.native
+        native.stop_recording()
+        self.steps.finish()
+        stats = [native.memory_stats(device) for device in range(self.settings.gpus)]
+        events = _with_step_ends(np.frombuffer(native.take_events(), EVENT), self.steps.ends, cut=self.steps.enough)
+        gpu = self.device.gpu
+        self.trace = RankTrace(
+            meta={
+                "maya": maya_core.__version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+                "gpu": gpu.name,
+                "gpus": self.settings.gpus,
+                "gpu_memory_bytes": gpu.memory_bytes,
+                "outside_allocator_bytes": gpu.outside_bytes,
+                "rank": self.settings.rank,
+                "ended": ended,
+                "steps": len(self.steps.ends),
+                "alloc_retries": [s["num_alloc_retries"] for s in stats],
+            },
+            events=events,
+            signatures=[Signature(s.op, tuple(s.names), s.arguments, s.outputs, s.launches, s.flops) for s in self.device.planner.signatures],
+            modules=list(self.modules.names),
+            streams=native.streams(),
+        )
+        self.device.remove()
+        if self.settings.out is not None:
+            self.settings.out.mkdir(parents=True, exist_ok=True)
+            write_trace(self.settings.out / TRACE_NAME.format(rank=self.settings.rank), self.trace)
+        return self.trace
+
+
+def _with_step_ends(events: np.ndarray, ends: list[int], cut: bool) -> np.ndarray:
+    """The record with the ends of steps put in; what came after the last step asked for is left out."""
+    marks = np.zeros(len(ends), EVENT)
+    marks["kind"] = Kind.STEP_END
+    marks["a"] = np.arange(1, len(ends) + 1)
+    for name in ("time_ns", "stream", "device", "phase"):
+        marks[name] = [events[name][end - 1] if end else 0 for end in ends]
+    marked = np.insert(events, ends, marks)
+    return marked[: ends[-1] + len(ends)] if cut and ends else marked
+
+
+class emulate:
+    """Runs a block of code on emulated GPUs, in this process:
+
+        with maya_core.emulate("h100") as job:
+            train()
+        print(job.summary)
+
+    `steps` ends the block after that many optimizer steps; `out` is a folder for the trace.
+    """
+
+    def __init__(self, gpu: str = DEFAULT_GPU, *, gpus: int = 1, steps: int | None = None, out: str | Path | None = None) -> None:
+        find_gpu(gpu)
+        if gpus < 1 or gpus > 64:
+            raise MayaError(f"gpus={gpus} cannot be emulated in one process.", "Give a number from 1 to 64: the GPUs of one node.")
+        self._settings = Settings(gpu=gpu, gpus=gpus, steps=steps, out=None if out is None else Path(out))
+        self._emulation: Emulation | None = None
+
+    def __enter__(self) -> emulate:
+        self._emulation = Emulation(self._settings)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> bool:
+        assert self._emulation is not None
+        stopped = isinstance(error, StopProgram)
+        self._emulation.finish("completed" if error is None else "stopped" if stopped else "failed")
+        return stopped
+
+    @property
+    def trace(self) -> RankTrace:
+        """What was asked of the device; there once the block has ended."""
+        if self._emulation is None or self._emulation.trace is None:
+            raise MayaError("the emulation has not ended yet.", "Read `trace` and `summary` after the `with` block.")
+        return self._emulation.trace
+
+    @property
+    def summary(self) -> Summary:
+        """Peak memory, whether it fits, kernels and FLOPs per step."""
+        return summarise([self.trace])
+

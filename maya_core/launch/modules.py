@@ -1,0 +1,31 @@
+"""Module paths: which nn.Module's forward an op belongs to, under the name its root model knows it by."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+from torch import nn
+
+from maya_core.device.patches import Patches
+from maya_core.trace.schema import Category
+
+
+class ModulePaths:
+    """Numbers modules as they first run. Number 0 is outside any module."""
+
+    def __init__(self, native: ModuleType) -> None:
+        self.native = native
+        self.names = [""]
+
+    def put_on(self, patches: Patches) -> None:
+        patches.set(nn.Module, "__call__", self.native.recorded_module_call(nn.Module.__call__, self._name_tree))
+        patches.on_undo(self.native.forget_module_numbers)
+
+    def _name_tree(self, root: nn.Module) -> None:
+        """A module that runs and has no number is the root of a model: it and all below it get theirs."""
+        for path, module in root.named_modules():
+            self.native.number_module(module, len(self.names))
+            self.names.append(f"{type(root).__name__}.{path}" if path else type(root).__name__)
+        self.native.label([p.detach() for p in root.parameters() if p.is_cuda], Category.PARAMETERS)
+        self.native.label([b.detach() for b in root.buffers() if isinstance(b, torch.Tensor) and b.is_cuda], Category.BUFFERS)

@@ -1,0 +1,21 @@
+"""What an emulated process is told, by its parent's environment or by `emulate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, PositiveInt
+
+VARIABLE = "MAYA_EMULATE"
+
+
+class Settings(BaseModel):
+    """One emulated process: its hardware, how long it runs and where its trace goes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    gpu: str
+    gpus: PositiveInt = 1
+    steps: PositiveInt | None = None  # None: to the program's own end
+    out: Path | None = None
+    rank: int = 0

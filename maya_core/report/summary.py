@@ -1,0 +1,145 @@
+"""The summary of an emulated run: peak memory by category and whether it fits, kernels and FLOPs per step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from maya_core.hardware.catalog import find_gpu
+from maya_core.trace.memory import device_peaks
+from maya_core.trace.rank import RankTrace
+from maya_core.trace.schema import Kind, Phase
+
+GIB = 2**30
+
+
+class DeviceMemory(BaseModel):
+    """Peak memory of one emulated GPU."""
+
+    device: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    outside_allocator_bytes: int
+    capacity_bytes: int
+    by_category_bytes: dict[str, int]
+    peak_phase: str
+    peak_module: str
+    peak_step: int
+    out_of_memory_bytes: int | None = None  # what was asked for where memory ran out
+    fits: bool
+
+
+class Summary(BaseModel):
+    """What one rank did. `*_per_step` are of the last step; the first ones allocate optimizer state and warm up."""
+
+    rank: int
+    gpu: str
+    ended: str  # completed, stopped (after the steps asked for) or failed
+    steps: int
+    memory: list[DeviceMemory]
+    kernels_per_step: int | None
+    flops_per_step: int | None
+    host_ms_per_step: float | None  # of the emulation itself, not of the job
+    top_ops: list[tuple[str, int]]
+
+    def __str__(self) -> str:
+        console = Console(width=100, no_color=True)
+        with console.capture() as captured:
+            console.print(render(self))
+        return captured.get()
+
+
+def summarise(traces: list[RankTrace]) -> Summary:
+    """Reads the summary off the trace of the first rank given."""
+    trace = traces[0]
+    last = trace.step(trace.steps) if trace.steps else trace.events[:0]
+    counts: Counter[str] = Counter()
+    for subject, times in zip(*np.unique(last[last["kind"] == Kind.OP]["subject"], return_counts=True), strict=True):
+        signature = trace.signatures[int(subject)]
+        counts[signature.op.removeprefix("aten::")] += signature.launches * int(times)
+    return Summary(
+        rank=trace.meta["rank"],
+        gpu=trace.meta["gpu"],
+        ended=trace.meta["ended"],
+        steps=trace.steps,
+        memory=_memory(trace),
+        kernels_per_step=trace.launches(last) if trace.steps else None,
+        flops_per_step=trace.flops(last) if trace.steps else None,
+        host_ms_per_step=(int(last["time_ns"][-1]) - int(last["time_ns"][0])) / 1e6 if len(last) else None,
+        top_ops=counts.most_common(5),
+    )
+
+
+def _memory(trace: RankTrace) -> list[DeviceMemory]:
+    ooms = trace.events[trace.events["kind"] == Kind.OUT_OF_MEMORY]
+    capacity, outside = trace.meta["gpu_memory_bytes"], trace.meta["outside_allocator_bytes"]
+    result = []
+    for peak in device_peaks(trace):
+        asked = [int(event["a"]) for event in ooms if event["device"] == peak.device]
+        result.append(
+            DeviceMemory(
+                device=peak.device,
+                peak_allocated_bytes=peak.allocated_bytes,
+                peak_reserved_bytes=peak.reserved_bytes,
+                outside_allocator_bytes=outside,
+                capacity_bytes=capacity,
+                by_category_bytes=peak.by_category,
+                peak_phase=Phase(peak.phase).name.lower(),
+                peak_module=peak.module,
+                peak_step=peak.step,
+                out_of_memory_bytes=max(asked) if asked else None,
+                fits=not asked,
+            )
+        )
+    return result
+
+
+def _bytes(count: int) -> str:
+    return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / 2**20:.1f} MiB"
+
+
+def _flops(count: int) -> str:
+    for unit, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9)):
+        if count >= scale:
+            return f"{count / scale:.2f} {unit}FLOP"
+    return f"{count / 1e6:.2f} MFLOP"
+
+
+def render(summary: Summary) -> Any:
+    """The summary for a terminal."""
+    gpu = find_gpu(summary.gpu)
+    lines: list[Any] = [Text(f"{gpu.driver_name}, emulated: {summary.steps} step{'s' * (summary.steps != 1)}, {summary.ended}", style="bold")]
+    for memory in summary.memory:
+        lines.append(_memory_table(memory, len(summary.memory) > 1))
+    if summary.kernels_per_step is not None and summary.flops_per_step is not None:
+        lines.append(Text(f"Per step: {summary.kernels_per_step:,} kernels and copies, {_flops(summary.flops_per_step)}"))
+        lines.append(Text("Most launched: " + ", ".join(f"{op} {count:,}" for op, count in summary.top_ops), style="dim"))
+    else:
+        lines.append(Text("No optimizer step was seen: figures per step are not known.", style="yellow"))
+    return Group(*lines)
+
+
+def _memory_table(memory: DeviceMemory, numbered: bool) -> Table:
+    if memory.fits:
+        verdict = Text(f"fits: {_bytes(memory.capacity_bytes - memory.peak_reserved_bytes - memory.outside_allocator_bytes)} free at the most crowded", style="green")
+    else:
+        verdict = Text(f"DOES NOT FIT: out of memory asking for {_bytes(memory.out_of_memory_bytes or 0)} in step {memory.peak_step}", style="bold red")
+    table = Table(title=f"Memory of GPU {memory.device}" if numbered else "Memory", title_justify="left", caption=verdict, caption_justify="left", show_header=False)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    where = f"step {memory.peak_step}, {memory.peak_phase}" + (f", {memory.peak_module}" if memory.peak_module else "")
+    table.add_row("peak allocated", _bytes(memory.peak_allocated_bytes), where)
+    for category, count in memory.by_category_bytes.items():
+        if count:
+            table.add_row(f"  {category.replace('_', ' ')}", _bytes(count), f"{100 * count / memory.peak_allocated_bytes:.0f} %")
+    table.add_row("peak reserved", _bytes(memory.peak_reserved_bytes), "held by PyTorch's caching allocator")
+    table.add_row("outside", _bytes(memory.outside_allocator_bytes), "CUDA context and libraries")
+    table.add_row("capacity", _bytes(memory.capacity_bytes), "")
+    return table

@@ -1,0 +1,158 @@
+"""One rank's trace: a zip of numpy arrays and JSON, no pickle, written whole or not at all. docs/trace.md describes it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from maya_core.device.kernels.call import Tensor
+from maya_core.errors import MayaError
+from maya_core.trace.schema import EVENT, VERSION, Kind
+
+
+@dataclass(frozen=True)
+class Signature:
+    """One distinct call: an op with the metadata of its arguments and results."""
+
+    op: str
+    names: tuple[str, ...]
+    arguments: list[Any]
+    outputs: list[Any]
+    launches: int
+    flops: int
+
+
+@dataclass(frozen=True)
+class RankTrace:
+    """What a rank asked of its GPUs, in the order it asked."""
+
+    meta: dict[str, Any]
+    events: np.ndarray  # of dtype EVENT
+    signatures: list[Signature]
+    modules: list[str]  # module path by number
+    streams: list[tuple[int, int]]  # (device, stream id) by number; stream id 0 is the default stream
+
+    @property
+    def ops(self) -> np.ndarray:
+        return self.events[self.events["kind"] == Kind.OP]
+
+    @property
+    def steps(self) -> int:
+        return int(np.count_nonzero(self.events["kind"] == Kind.STEP_END))
+
+    def step(self, number: int) -> np.ndarray:
+        """The events of step `number` (from 1): after the end of the step before, up to its own end."""
+        ends = np.flatnonzero(self.events["kind"] == Kind.STEP_END)
+        if not 1 <= number <= len(ends):
+            raise IndexError(f"step {number}: the trace has {len(ends)}")
+        first = 0 if number == 1 else int(ends[number - 2]) + 1
+        return self.events[first : int(ends[number - 1]) + 1]
+
+    def launches(self, events: np.ndarray) -> int:
+        """Kernels, copies and memsets put on the device by these events."""
+        return int(self._per_signature("launches")[events[events["kind"] == Kind.OP]["subject"]].sum())
+
+    def flops(self, events: np.ndarray) -> int:
+        return int(self._per_signature("flops")[events[events["kind"] == Kind.OP]["subject"]].sum())
+
+    def _per_signature(self, field: str) -> np.ndarray:
+        return np.array([getattr(signature, field) for signature in self.signatures] or [0], dtype=np.int64)
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        packed: dict[str, Any] = {"d": value.dtype, "s": list(value.sizes)}
+        if not value.is_contiguous:
+            packed["t"] = list(value.strides)
+        if value.device == "cpu":
+            packed["on"] = "cpu"
+        return packed
+    if isinstance(value, list):
+        return [_to_json(item) for item in value]
+    return value
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        sizes = tuple(value["s"])
+        strides = tuple(value["t"]) if "t" in value else _packed(sizes)
+        return Tensor(value["d"], sizes, strides, value.get("on", "cuda"))
+    if isinstance(value, list):
+        return [_from_json(item) for item in value]
+    return value
+
+
+def _packed(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(sizes):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+# Numbers that mostly grow by little compress well as differences.
+_AS_DIFFERENCES = ("time_ns", "a")
+
+
+def write_trace(path: Path, trace: RankTrace) -> None:
+    """Writes the trace; a file of that name is replaced only once the new one is whole."""
+    part = path.with_name(path.name + ".part")
+    with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
+        archive.writestr("meta.json", json.dumps({"format": "maya-rank-trace", "version": VERSION, **trace.meta}))
+        for column in EVENT.names or ():
+            values = np.ascontiguousarray(trace.events[column])
+            if column in _AS_DIFFERENCES:
+                values = np.diff(values, prepend=values.dtype.type(0))
+            buffer = io.BytesIO()
+            np.save(buffer, values, allow_pickle=False)
+            archive.writestr(f"events/{column}.npy", buffer.getvalue())
+        rows = [
+            {"op": s.op, "names": list(s.names), "args": _to_json(s.arguments), "out": _to_json(s.outputs), "launches": s.launches, "flops": s.flops}
+            for s in trace.signatures
+        ]
+        archive.writestr("signatures.json", json.dumps(rows, separators=(",", ":")))
+        archive.writestr("modules.json", json.dumps(trace.modules))
+        archive.writestr("streams.json", json.dumps(trace.streams))
+    os.replace(part, path)
+
+
+def read_trace(path: str | Path) -> RankTrace:
+    """Reads a trace file, or says what is wrong with it."""
+    path = Path(path)
+    if not path.exists():
+        raise MayaError(f"no trace at {path}.", "`maya run` writes one per rank into its --out folder.")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            meta = json.loads(archive.read("meta.json"))
+            _check_version(path, meta)
+            first = np.load(io.BytesIO(archive.read("events/kind.npy")), allow_pickle=False)
+            events = np.zeros(len(first), EVENT)
+            for column in EVENT.names or ():
+                values = np.load(io.BytesIO(archive.read(f"events/{column}.npy")), allow_pickle=False)
+                events[column] = np.cumsum(values) if column in _AS_DIFFERENCES else values
+            signatures = [
+                Signature(row["op"], tuple(row["names"]), _from_json(row["args"]), _from_json(row["out"]), row["launches"], row["flops"])
+                for row in json.loads(archive.read("signatures.json"))
+            ]
+            modules = json.loads(archive.read("modules.json"))
+            streams = [(device, stream) for device, stream in json.loads(archive.read("streams.json"))]
+    except (zipfile.BadZipFile, KeyError, ValueError, EOFError, OSError) as error:
+        raise MayaError(f"{path} is not a whole Maya trace ({error}).", "It may be cut short or of another kind; run `maya run` again to make it anew.") from error
+    return RankTrace(meta, events, signatures, modules, streams)
+
+
+def _check_version(path: Path, meta: dict[str, Any]) -> None:
+    if meta.get("format") != "maya-rank-trace":
+        raise ValueError("not a rank trace")
+    if meta["version"] > VERSION:
+        raise MayaError(
+            f"{path} was written by a newer Maya (trace version {meta['version']}, this one reads up to {VERSION}).",
+            "Upgrade with: pip install -U maya-emulator",
+        )

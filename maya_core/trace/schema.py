@@ -1,0 +1,62 @@
+"""The numbers a trace is made of. They are on disk: append, never renumber; native/trace.h mirrors them."""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+
+VERSION = 1
+
+EVENT = np.dtype(
+    [
+        ("time_ns", "<i8"),  # host clock since recording began
+        ("a", "<i8"),
+        ("b", "<i8"),
+        ("subject", "<u4"),
+        ("module", "<u4"),  # index into modules; 0 is outside any
+        ("stream", "<u2"),  # index into streams
+        ("kind", "u1"),
+        ("phase", "u1"),
+        ("device", "u1"),
+        ("thread", "u1"),
+        ("flags", "<u2"),
+    ]
+)
+
+
+class Kind(enum.IntEnum):
+    """What happened; the comment says what `subject`, `a` and `b` hold."""
+
+    OP = 0  # subject: signature
+    ALLOC = 1  # a: address, b: bytes
+    FREE = 2  # a: address, b: bytes
+    SEGMENT_ALLOC = 3  # a: address, b: bytes
+    SEGMENT_FREE = 4  # a: address, b: bytes
+    EVENT_RECORD = 5  # subject: event, a: version
+    EVENT_WAIT = 6  # the stream waits for (subject, a)
+    EVENT_SYNC = 7  # the host waits for (subject, a)
+    STREAM_SYNC = 8  # the host waits for the stream
+    DEVICE_SYNC = 9  # the host waits for the device
+    STEP_END = 10  # a: step, from 1
+    GRAPH_LAUNCH = 11  # subject: graph, a: how many of the next events it replays
+    OUT_OF_MEMORY = 12  # a: bytes asked for
+    LABEL = 13  # subject: category of the block at address a
+
+
+class Phase(enum.IntEnum):
+    FORWARD = 0
+    BACKWARD = 1
+    RECOMPUTE = 2
+    OPTIMIZER = 3
+
+
+class Category(enum.IntEnum):
+    PARAMETERS = 0
+    GRADIENTS = 1
+    OPTIMIZER_STATE = 2
+    BUFFERS = 3
+    WORKSPACES = 4  # cuBLAS
+
+
+REPLAYED = 1  # flag: put on the stream by a CUDA graph
