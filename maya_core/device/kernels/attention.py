@@ -83,14 +83,14 @@ def efficient_backward(call: Call) -> Work:
     work.out(*range(len(call.results)))
     delta_bytes = batch * heads * queries * 4
     if query.dtype in HALVES:
-        work.temporary(delta_bytes)
+        delta = work.temporary(delta_bytes)
     else:  # the float kernel is given sum(grad * out), computed beside it
         product = work.temporary(grad.nbytes)
         work.launches += 1
         total = work.temporary(delta_bytes)
         by_token = Tensor("Float", (batch, queries, heads, value_head), (queries * heads * value_head, heads * value_head, value_head, 1), "cuda")
         add_reduction(work, by_token, [-1], call)
-        work.temporary(delta_bytes)
+        delta = work.temporary(delta_bytes)
         work.launches += 1
         work.free(total, product)
     block = 128 if query.dtype in HALVES and head > 64 and call.capability >= 80 else 64
@@ -98,7 +98,7 @@ def efficient_backward(call: Call) -> Work:
     tiles = -(-queries // block) * -(-head // columns)
     work.temporary(batch * heads * tiles * (block * columns * 4 + 16))
     work.launches += 1  # zeroed
-    return work
+    return work.free(delta)
 
 
 @kernel("_scaled_dot_product_cudnn_attention_backward")

@@ -28,7 +28,8 @@ def embedding_backward(call: Call) -> Work:
     segments = min(n, weights)
     partials = n // ROWS_PER_THREAD + segments
     work = Work(launches=15 + 2 * radix_passes(max(1, (weights - 1).bit_length())))
-    sorted_indices, original = work.temporary(n * item), work.temporary(n * item)
+    for _ in ("sorted", "original"):
+        work.temporary(n * item)
     counting = work.temporary(n * item)
     work.free(work.temporary(radix_sort_bytes(n, item, item)), counting)
     work.out(0)
@@ -42,7 +43,6 @@ def embedding_backward(call: Call) -> Work:
     work.temporary(8)
     work.temporary(partials * item)
     work.temporary(partials * (-(-width // 32) * 32) * max(4, grad.itemsize))
-    del sorted_indices, original
     return work
 
 

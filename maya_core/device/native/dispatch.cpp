@@ -306,10 +306,18 @@ void apply_resizes(const Entry& entry, const std::vector<TensorImpl*>& inputs) {
   }
 }
 
+// A kernel's temporaries: what it does not free on the way goes in reverse order, as C++ locals do.
+struct Temporaries {
+  std::vector<c10::DataPtr> held;
+  void allocate(int64_t bytes) { held.push_back(device_allocator()->allocate(bytes)); }
+  void free(int64_t index) { if (index < int64_t(held.size())) held[index].clear(); }
+  ~Temporaries() { while (!held.empty()) held.pop_back(); }
+};
+
 // Makes the outputs in the order the real kernel allocates them, with its temporaries in between.
 void allocate_outputs(const Entry& entry, const std::vector<TensorImpl*>& inputs, Stack& results) {
   std::vector<at::Tensor> made;  // New outputs, by their order over all returns
-  std::vector<c10::DataPtr> temporaries;
+  Temporaries temporaries;
   if (entry.plan.has_program) {
     std::vector<const Output*> fresh;
     for (const auto& one : entry.returns)
@@ -318,8 +326,8 @@ void allocate_outputs(const Entry& entry, const std::vector<TensorImpl*>& inputs
     for (auto [step, value] : entry.plan.program) {
       switch (step) {
         case Plan::Output: if (value < int64_t(fresh.size()) && !made[value].defined()) made[value] = build(*fresh[value], inputs); break;
-        case Plan::Temporary: temporaries.push_back(device_allocator()->allocate(value)); break;
-        case Plan::FreeTemporary: if (value < int64_t(temporaries.size())) temporaries[value].clear(); break;
+        case Plan::Temporary: temporaries.allocate(value); break;
+        case Plan::FreeTemporary: temporaries.free(value); break;
         case Plan::BlasWorkspace: ensure_blas_workspace(); break;
         case Plan::HostOutput: {
           const Output& wanted = *fresh[value];
@@ -550,10 +558,10 @@ void record_call(const std::string& name, at::ArrayRef<IValue> arguments, at::Ar
     if (python) made->plan = python->plan(name, nullptr, arguments, returns);
     entry = mine->insert(hash, std::move(made));
   }
-  std::vector<c10::DataPtr> temporaries;
+  Temporaries temporaries;
   for (auto [step, value] : entry->plan.program) {
-    if (step == Plan::Temporary) temporaries.push_back(device_allocator()->allocate(value));
-    else if (step == Plan::FreeTemporary && value < int64_t(temporaries.size())) temporaries[value].clear();
+    if (step == Plan::Temporary) temporaries.allocate(value);
+    else if (step == Plan::FreeTemporary) temporaries.free(value);
     else if (step == Plan::BlasWorkspace) ensure_blas_workspace();
   }
   launch(entry->plan);
