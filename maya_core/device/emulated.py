@@ -55,7 +55,15 @@ class EmulatedDevice:
             "cudnn_version": face.CUDNN_VERSION,
             "cuda_version": 13000,
         }
-        self.native.install(config, ops.cuda_ops(), ops.sparse_ops(), self.planner.plan, Rules(self.native).table(), no_rule_message)
+        self.rules = Rules(self.native)
+        composed = self.rules.without_rule(ops.sparse_ops())
+        try:
+            self.native.install(config, ops.cuda_ops(), composed, self.planner.plan, self.rules.table(), no_rule_message)
+        except BaseException as error:
+            self.rules.close()
+            if isinstance(error, ValueError):  # the allocator's configuration is the only thing a user writes here
+                raise MayaError(f"PYTORCH_ALLOC_CONF or PYTORCH_CUDA_ALLOC_CONF: {error}", "Correct or unset it.") from error
+            raise
         try:
             face.put_on(self.native, gpu, gpus, self.patches)
         except BaseException:
@@ -64,4 +72,5 @@ class EmulatedDevice:
 
     def remove(self) -> None:
         self.patches.undo()
+        self.rules.close()
         self.native.uninstall()

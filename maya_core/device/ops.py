@@ -37,11 +37,20 @@ def cuda_ops() -> list[str]:
     return [name for name, function in _table().items() if _on_cuda(function)] + _WHOLE
 
 
-def sparse_ops() -> list[str]:
-    """Sparse ops written once for CPU and CUDA: they run on the device by way of the dense ops they call."""
+def _written_once(layout: str) -> list[str]:
     names = []
     for name, function in _table().items():
         kernels = _kernels(function)
-        if "SparseCUDA" in kernels and kernels.get("SparseCPU") == kernels["SparseCUDA"]:
+        if f"{layout}CUDA" in kernels and kernels.get(f"{layout}CPU") == kernels[f"{layout}CUDA"]:
             names.append(name)
     return names
+
+
+def sparse_ops() -> list[str]:
+    """Sparse ops written once for CPU and CUDA: they run on the device by way of the dense ops they call."""
+    return _written_once("Sparse")
+
+
+def compressed_ops() -> list[str]:
+    """The same for compressed sparse layouts, CSR and its like."""
+    return _written_once("SparseCsr")

@@ -16,7 +16,7 @@ from maya_core.device.face import graphs, nvml, streams, tensors
 from maya_core.device.patches import Patches
 from maya_core.hardware.catalog import Gpu
 
-NCCL_VERSION = (2 << 16) | (29 << 8) | 7  # what torch 2.13's CUDA build is linked with
+NCCL_VERSION = (2 << 32) | (29 << 16) | 7  # what torch 2.13's CUDA build is linked with
 CUDA_VERSION = "13.0"
 CUDNN_VERSION = 92000
 ARCHITECTURES = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"

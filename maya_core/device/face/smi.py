@@ -152,7 +152,7 @@ def table(node: Node, chosen: list[int]) -> str:
     lines = [
         datetime.now().strftime("%a %b %e %H:%M:%S %Y") + "       \n",
         "+-----------------------------------------------------------------------------------------+\n",
-        f"| NVIDIA-SMI {nvml.DRIVER_VERSION:<15}         Driver Version: {nvml.DRIVER_VERSION:<14} CUDA Version: 13.0     |\n",
+        f"| NVIDIA-SMI {nvml.DRIVER_VERSION:<15}         Driver Version: {nvml.DRIVER_VERSION:<14}CUDA Version: 13.0     |\n",
         bar,
         "| GPU  Name                 Persistence-M | Bus-Id          Disp.A | Volatile Uncorr. ECC |\n",
         "| Fan  Temp   Perf          Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M. |\n",
@@ -161,14 +161,14 @@ def table(node: Node, chosen: list[int]) -> str:
     for index in chosen:
         total, used, _ = node.memory(index)
         usage = f"{used // MIB}MiB / {total // MIB:>6}MiB"
-        lines.append(f"| {index:>3}  {node.gpu.driver_name:<26.26} On  |   {node.bus_id(index)} Off |                    0 |\n")
-        lines.append(f"| N/A  {nvml.AT_WORK.temperature_c:>3}C    P0  {power:>21} | {usage:>22} | {nvml.AT_WORK.utilization_percent:>7}%      Default |\n")
+        lines.append(f"| {index:>3}  {node.gpu.driver_name:<30.30} On  |   {node.bus_id(index)} Off |                    0 |\n")
+        lines.append(f"| N/A  {nvml.AT_WORK.temperature_c:>3}C    P0  {power:>22} | {usage:>22} | {nvml.AT_WORK.utilization_percent:>6}%      Default |\n")
         lines.append(bar)
     lines.append("\n+-----------------------------------------------------------------------------------------+\n")
     lines.append("| Processes:                                                                              |\n")
     lines.append("|  GPU   GI   CI        PID   Type   Process name                              GPU Memory |\n")
     for index in chosen:
-        lines.append(f"| {index:>4}  N/A  N/A {os.getpid():>10}      C   {Path(sys.executable).name:<38} {node.memory(index)[1] // MIB:>9}MiB |\n")
+        lines.append(f"| {index:>4}  N/A  N/A {os.getpid():>10}      C   {Path(sys.executable).name:<39} {node.memory(index)[1] // MIB:>9}MiB |\n")
     lines.append("+-----------------------------------------------------------------------------------------+\n")
     return "".join(lines)
 
@@ -216,7 +216,9 @@ def answer(node: Node, arguments: list[str]) -> tuple[str, int]:
         if "--list-gpus" in options:
             return listing(node, chosen), 0
         if options:
-            raise Refused(f"Option {next(iter(options))} is not emulated. Maya answers: plain nvidia-smi, -L, -i, --query-gpu, --query-compute-apps, topo -m.\n")
+            raise Refused(
+                f"Option {next(iter(options))} is not emulated. Maya answers: plain nvidia-smi, -L, -i, --query-gpu, --query-compute-apps, topo -m.\n"
+            )
         return table(node, chosen), 0
     except Refused as refused:
         return str(refused), 2

@@ -46,6 +46,9 @@ def bases(native: ModuleType) -> tuple[type, type]:
         def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False):
             return super().__new__(cls, device=torch.device("cuda"), enable_timing=enable_timing, blocking=blocking, interprocess=interprocess)
 
+        def elapsed_time(self, end_event: torch.Event) -> float:
+            return native.elapsed_ms(self.event_id, end_event.event_id)  # torch.Event's own takes no subclass
+
         @property
         def cuda_event(self) -> int:
             return self.event_id

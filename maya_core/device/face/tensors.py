@@ -93,6 +93,9 @@ def _cudnn(patches: Patches) -> None:
 
     patches.set(torch.backends.cudnn, "version", lambda: CUDNN_VERSION)
     patches.set(torch.backends.cudnn, "is_available", lambda: True)
+    modes = SimpleNamespace(rnn_relu=0, rnn_tanh=1, lstm=2, gru=3)  # cudnnRNNMode_t
+    rnn = torch.backends.cudnn.rnn.get_cudnn_mode.__globals__  # the module's own names: what is imported as it is a wrapper
+    patches.put(rnn, "_cudnn", SimpleNamespace(RNNMode=modes))
     patches.set(
         torch.backends.cudnn,
         "is_acceptable",

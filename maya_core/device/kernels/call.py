@@ -61,7 +61,8 @@ class Tensor(NamedTuple):
 def as_tensors(value: Any) -> Any:
     """The native device's plain tuples turned into `Tensor`s, at any depth of lists."""
     if isinstance(value, tuple):
-        return Tensor(*value)
+        dtype, sizes, strides, device = value
+        return Tensor(dtype, sizes, strides, "cuda" if device == "meta" else device)  # results are described before they exist
     if isinstance(value, list):
         return [as_tensors(item) for item in value]
     return value
@@ -107,7 +108,7 @@ class Call:
         return [tensor for output in self.outputs for tensor in tensors_in(output)]
 
 
-OUTPUT, TEMPORARY, FREE, BLAS_WORKSPACE, HOST_OUTPUT = range(5)  # as Plan::Step in dispatch.h
+OUTPUT, TEMPORARY, FREE, BLAS_WORKSPACE, HOST_OUTPUT, STORAGE = range(6)  # as Plan::Step in dispatch.h
 
 
 @dataclass
@@ -128,6 +129,11 @@ class Work:
     def host_out(self, *indices: int) -> Work:
         """Outputs that the op makes in host memory."""
         self.program += [(HOST_OUTPUT, index) for index in indices]
+        return self
+
+    def storage(self, nbytes: int) -> Work:
+        """The next output lies in an allocation of this size, whatever its own."""
+        self.program.append((STORAGE, nbytes))
         return self
 
     def temporary(self, nbytes: int) -> int:

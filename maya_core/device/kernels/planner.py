@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from maya_core.device.kernels import attention, indexing, normalization, reductions, table  # noqa: F401  they register their rules
+from maya_core.device.kernels import attention, convolution, indexing, losses, matmul, normalization, reductions, sorting, table  # noqa: F401  they register their rules
 from maya_core.device.kernels.call import RULES, Call, Tensor, Work, as_tensors
 from maya_core.device.kernels.flops import flops
 from maya_core.device.kernels.iterator import pointwise_launches

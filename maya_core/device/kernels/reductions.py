@@ -24,20 +24,24 @@ class Kind:
     """What a family of reductions is compiled with: vt0, its vector width, bytes of an accumulator."""
 
     vt0: int = 4
-    accumulator: int | None = None  # None: that of the input, at least 4 bytes for halves and 8 for integers
+    accumulator: int | None = None  # None: that of the input, at least 4 bytes for halves
     wide_halves: bool = False  # loads halves 8 at a time
+    widens: bool = True  # halves are accumulated in float
 
     def accumulator_bytes(self, source: Tensor) -> int:
         if self.accumulator is not None:
             return self.accumulator
-        if source.dtype in HALVES:
+        if source.dtype in HALVES and self.widens:
             return 4
         return source.itemsize
 
 
 SUM = Kind(wide_halves=True)
+ITSELF = Kind(widens=False)  # a maximum is one of the elements
+WITH_INDEX = Kind(accumulator=16)
+SMALL_INTEGERS = ("Bool", "Byte", "Char", "Short", "Int")
 KINDS = {
-    "sum": SUM, "nansum": SUM, "mean": Kind(), "prod": Kind(), "amax": Kind(), "amin": Kind(), "max": Kind(), "min": Kind(),
+    "sum": SUM, "nansum": SUM, "mean": Kind(), "prod": Kind(), "amax": ITSELF, "amin": ITSELF, "max": ITSELF, "min": ITSELF,
     "norm": Kind(accumulator=4), "linalg_vector_norm": Kind(accumulator=4), "all": Kind(accumulator=1), "any": Kind(accumulator=1),
     "var": Kind(vt0=2, accumulator=16), "std": Kind(vt0=2, accumulator=16), "var_mean": Kind(vt0=2, accumulator=16), "std_mean": Kind(vt0=2, accumulator=16),
     "argmax": Kind(accumulator=16), "argmin": Kind(accumulator=16), "aminmax": Kind(accumulator=8),
@@ -125,6 +129,14 @@ def reduction_parts(source: Tensor, dims: list[int], kind: Kind, sms: int, threa
     return [_part(part, kind, source, sms, threads_per_sm) for part in iterator.splits(whole)]
 
 
+def add_input_copy(work: Work, source: Tensor) -> Work:
+    """Kernels that want their input contiguous copy it first."""
+    if not source.is_contiguous:
+        work.temporary(source.nbytes)
+        work.launches += 1
+    return work
+
+
 def add_reduction(work: Work, source: Tensor, dims: list[int], call: Call, kind: Kind = SUM) -> Work:
     """Adds the kernels of a reduction, with their buffers, to work that has allocated its output."""
     if source.numel == 0:
@@ -147,18 +159,28 @@ def _dims(call: Call) -> list[int]:
     return dim if isinstance(dim, list) else [dim]
 
 
+def _as_accumulated(call: Call, source: Tensor) -> Tensor:
+    """The input as the reduction reads it: sums of small integers and of other dtypes are cast before, halves as they are read."""
+    if call.name in ("sum", "nansum", "prod") and source.dtype in SMALL_INTEGERS and call.get("dtype") is None:
+        return source._replace(dtype="Long")
+    if call.get("dtype") is not None and call.results and source.itemsize >= 4 and call.results[0].dtype != source.dtype:
+        return source._replace(dtype=call.results[0].dtype)
+    return source
+
+
 @kernel(*KINDS)
 def reduce(call: Call) -> Work:
-    source = call.inputs[0]
+    source, kind = call.inputs[0], KINDS[call.name]
+    if call.op.endswith((".other", ".out")) and call.name in ("max", "min") and len(call.inputs) > 1 and not isinstance(call.arguments[1], int):
+        return Work()  # of two tensors, elementwise
     work = Work(launches=0).out(*range(len(call.results)))
-    if call.name in ("max", "min") and call.op.endswith(".other"):
-        return Work()
-    if call.name == "sum" and source.dtype == "Bool":  # cast to integers first
-        source = source._replace(dtype="Long")
+    everything = call.get("dim") is None
+    if call.name in ("max", "min", "argmax", "argmin") and everything:
+        add_input_copy(work, source)
+    if call.name in ("max", "min") and not everything:
+        kind = WITH_INDEX
+    if (read := _as_accumulated(call, source)) is not source:
+        source = read
         work.launches += 1
         work.temporary(source.nbytes)
-    elif call.get("dtype") is not None and call.results and source.itemsize >= 4 and call.results[0].dtype != source.dtype:
-        source = source._replace(dtype=call.results[0].dtype)
-        work.launches += 1
-        work.temporary(source.nbytes)
-    return add_reduction(work, source, _dims(call), call, KINDS[call.name])
+    return add_reduction(work, source, _dims(call), call, kind)

@@ -1,6 +1,7 @@
 // What Python sees of the native device: thin functions for maya_core/device, one for one with what torch.cuda asks.
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/profiler/combined_traceback.h>
+#include <torch/csrc/utils/device_lazy_init.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "device.h"
@@ -97,6 +98,20 @@ class Side final : public PythonSide {
   py::dict rules_;
   py::object no_rule_;
 };
+
+IValue recordable(const py::object& value) {  // what a call's key and plan look at; anything else is as good as None
+  if (THPVariable_Check(value.ptr())) return value.cast<at::Tensor>();
+  if (py::isinstance<py::bool_>(value)) return value.cast<bool>();
+  if (py::isinstance<py::int_>(value)) return value.cast<int64_t>();
+  if (py::isinstance<py::float_>(value)) return value.cast<double>();
+  if (!py::isinstance<py::list>(value)) return {};
+  auto items = value.cast<std::vector<py::object>>();
+  if (std::all_of(items.begin(), items.end(), [](const auto& item) { return bool(THPVariable_Check(item.ptr())); }) && !items.empty())
+    return c10::List<at::Tensor>(value.cast<std::vector<at::Tensor>>());
+  c10::List<int64_t> numbers;
+  for (const auto& item : items) if (py::isinstance<py::int_>(item)) numbers.push_back(item.cast<int64_t>());
+  return numbers;
+}
 
 DeviceConfig config_from(const py::dict& from) {
   DeviceConfig to;
@@ -208,8 +223,8 @@ py::dict memory_snapshot(MempoolId pool, bool with_history) {
   std::vector<std::vector<MemoryEvent>> histories;
   Stacks stacks;
   for (int device = 0; device < config().count; device++) {
+    histories.push_back(with_history ? allocator(device).history() : std::vector<MemoryEvent>());  // without this snapshot in it
     for (auto& segment : allocator(device).snapshot(pool)) segments.push_back(std::move(segment));
-    histories.push_back(with_history ? allocator(device).history() : std::vector<MemoryEvent>());
   }
   for (const auto& segment : segments) {
     stacks.want(segment.context);
@@ -335,6 +350,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     set_python_side(std::make_unique<Side>(planner, rules, no_rule));
     try {
       install(config_from(wanted), cuda_ops, sparse_ops);
+      torch::utils::set_requires_device_init(c10::DeviceType::CUDA, true);  // torch asks for its _lazy_init once per process otherwise
     } catch (...) {
       set_python_side(nullptr);
       throw;
@@ -356,6 +372,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("stream_handle", &stream_handle);
   m.def("stream_of_handle", &stream_of_handle);
   m.def("stream_priority", &stream_priority);
+  m.def("elapsed_ms", &elapsed_ms);
   m.def("synchronize", [] { synchronize_device(current_device()); });
   m.def("synchronize_current_stream", [](int device) { synchronize_stream(device, current_stream(device)); });
   m.def("clock_ns", [](int device) { return clock_of(device, current_stream(device)); });
@@ -419,13 +436,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("forget", &forget);
   m.def("record_call", [](const std::string& op, const std::vector<py::object>& arguments, const std::vector<at::Tensor>& returns) {
     std::vector<IValue> values, results;
-    for (const auto& argument : arguments) {
-      if (THPVariable_Check(argument.ptr())) values.emplace_back(argument.cast<at::Tensor>());
-      else if (py::isinstance<py::bool_>(argument)) values.emplace_back(argument.cast<bool>());
-      else if (py::isinstance<py::int_>(argument)) values.emplace_back(argument.cast<int64_t>());
-      else if (py::isinstance<py::float_>(argument)) values.emplace_back(argument.cast<double>());
-      else values.emplace_back();
-    }
+    for (const auto& argument : arguments) values.push_back(recordable(argument));
     for (const auto& one : returns) results.emplace_back(one);
     int device = current_device();
     for (const auto& value : values) if (value.isTensor() && value.toTensor().is_cuda()) { device = value.toTensor().get_device(); break; }

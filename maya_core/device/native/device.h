@@ -52,6 +52,7 @@ struct OnDevice {  // the device of the op under way
 // A lower bound of device time, per stream, from the durations the planner gives: what elapsed_time answers with.
 void advance_clock(int device, c10::StreamId stream, double nanoseconds);
 double clock_of(int device, c10::StreamId stream);
+double elapsed_ms(uint64_t from_event, uint64_t to_event);  // by torch.Event.event_id
 void synchronize_device(int device);
 void synchronize_stream(int device, c10::StreamId stream);
 
@@ -75,6 +76,7 @@ struct Allocation {
 };
 
 CachingAllocator& allocator(int device);
+bool is_current(const CachingAllocator* allocator);
 c10::Allocator* device_allocator();   // what c10 allocates cuda storages from
 c10::Allocator* pinned_allocator();
 bool is_pinned(const void* pointer);

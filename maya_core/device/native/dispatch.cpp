@@ -245,7 +245,21 @@ std::string op_name(const c10::FunctionSchema& schema) {
   return schema.overload_name().empty() ? schema.name() : schema.name() + "." + schema.overload_name();
 }
 
+// In-place ops of one tensor (normal_, fill_ ...) leave its metadata as it is. Their Meta kernels are Python, and slow to load.
+bool only_changes_self(const c10::FunctionSchema& schema, at::ArrayRef<IValue> arguments) {
+  if (schema.returns().size() != 1 || !schema.returns()[0].alias_info() || !schema.returns()[0].alias_info()->isWrite()) return false;
+  if (arguments.empty() || !arguments[0].isTensor() || !schema.name().ends_with("_")) return false;
+  for (size_t i = 1; i < arguments.size(); i++)
+    if (arguments[i].isTensor() || arguments[i].isTensorList() || arguments[i].isList()) return false;
+  return true;
+}
+
 std::unique_ptr<Entry> ask_meta(const c10::OperatorHandle& op, const std::string& name, at::ArrayRef<IValue> arguments) {
+  if (only_changes_self(op.schema(), arguments)) {
+    auto entry = std::make_unique<Entry>();
+    entry->returns.push_back({false, {{Output::SameAsInput, 0}}});
+    return entry;
+  }
   MetaClones metas;
   Stack stack;
   stack.reserve(arguments.size());
@@ -296,6 +310,14 @@ at::Tensor build(const Output& output, const std::vector<TensorImpl*>& inputs) {
   }
 }
 
+// An output in memory of another size than its own: ATen reduces into tensors it has made at the shape of the input.
+at::Tensor build_in(int64_t bytes, const Output& output) {
+  const int64_t item = c10::elementSize(output.dtype);
+  auto made = new_tensor({bytes / item}, {1}, output.dtype);
+  made.unsafeGetTensorImpl()->set_sizes_and_strides(output.sizes, output.strides);
+  return made;
+}
+
 void apply_resizes(const Entry& entry, const std::vector<TensorImpl*>& inputs) {
   for (const auto& resize : entry.resizes) {
     auto* tensor = inputs[resize.input];
@@ -323,9 +345,15 @@ void allocate_outputs(const Entry& entry, const std::vector<TensorImpl*>& inputs
     for (const auto& one : entry.returns)
       for (const auto& output : one.outputs) if (output.kind == Output::New) fresh.push_back(&output);
     made.resize(fresh.size());
+    std::optional<int64_t> storage_bytes;  // of the next output
     for (auto [step, value] : entry.plan.program) {
       switch (step) {
-        case Plan::Output: if (value < int64_t(fresh.size()) && !made[value].defined()) made[value] = build(*fresh[value], inputs); break;
+        case Plan::Output:
+          if (value < int64_t(fresh.size()) && !made[value].defined())
+            made[value] = storage_bytes ? build_in(*storage_bytes, *fresh[value]) : build(*fresh[value], inputs);
+          storage_bytes.reset();
+          break;
+        case Plan::Storage: storage_bytes = value; break;
         case Plan::Temporary: temporaries.allocate(value); break;
         case Plan::FreeTemporary: temporaries.free(value); break;
         case Plan::BlasWorkspace: ensure_blas_workspace(); break;
@@ -555,7 +583,9 @@ void record_call(const std::string& name, at::ArrayRef<IValue> arguments, at::Ar
   if (!entry) {
     auto made = std::make_unique<Entry>();
     made->key = key->words;
-    if (python) made->plan = python->plan(name, nullptr, arguments, returns);
+    const auto op = name.starts_with("aten::") ? find_op(name.substr(6)) : std::nullopt;
+    const bool whole = op && op->schema().arguments().size() == arguments.size();  // not only the tensors of the call
+    if (python) made->plan = python->plan(name, whole ? &op->schema() : nullptr, arguments, returns);
     entry = mine->insert(hash, std::move(made));
   }
   Temporaries temporaries;

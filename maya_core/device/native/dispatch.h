@@ -14,7 +14,7 @@ namespace maya {
 
 // What one kind of call does on the device, from the planner (maya_core/device/kernels.py).
 struct Plan {
-  enum Step : int64_t { Output = 0, Temporary = 1, FreeTemporary = 2, BlasWorkspace = 3, HostOutput = 4 };
+  enum Step : int64_t { Output = 0, Temporary = 1, FreeTemporary = 2, BlasWorkspace = 3, HostOutput = 4, Storage = 5 };
   uint32_t signature = 0;
   double duration_ns = 0;
   bool has_program = false;

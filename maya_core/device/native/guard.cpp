@@ -105,8 +105,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     recorder().add(EventKind::EventSync, event.device, event.stream, event.handle, event.version);
   }
   double elapsedTime(void* from, void* to, const c10::DeviceIndex) const override {
-    TORCH_CHECK(from && to, "Both events must be recorded before calculating elapsed time.");
-    return (static_cast<Event*>(to)->time - static_cast<Event*>(from)->time) / 1e6;
+    return elapsed_ms(reinterpret_cast<uint64_t>(from), reinterpret_cast<uint64_t>(to));
   }
   bool queryStream(const Stream&) const override { return true; }
   void synchronizeStream(const Stream& s) const override { synchronize_stream(s.device_index(), s.id()); }
@@ -240,6 +239,10 @@ CachingAllocator& allocator(int device) {
   return *allocators[device];
 }
 
+bool is_current(const CachingAllocator* one) {
+  return std::any_of(allocators.begin(), allocators.end(), [one](const auto& each) { return each.get() == one; });
+}
+
 int current_device() { return this_device; }
 void set_current_device(int device) {
   TORCH_CHECK(device >= 0 && device < the_config.count, "CUDA error: invalid device ordinal\nDevice ", device, " was asked for, and ",
@@ -265,6 +268,10 @@ c10::StreamId stream_of_handle(uint64_t handle) { return handle >> 32 == kHandle
 double clock_of(int device, c10::StreamId stream) {
   std::lock_guard lock(clocks().mutex);
   return clocks().by_stream[{device, stream}];
+}
+double elapsed_ms(uint64_t from, uint64_t to) {
+  TORCH_CHECK(from && to, "Both events must be recorded before calculating elapsed time.");
+  return (reinterpret_cast<Event*>(to)->time - reinterpret_cast<Event*>(from)->time) / 1e6;
 }
 void advance_clock(int device, c10::StreamId stream, double nanoseconds) {
   std::lock_guard lock(clocks().mutex);

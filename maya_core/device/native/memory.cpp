@@ -15,7 +15,8 @@ namespace {
 void release(void* context) {
   auto* allocation = static_cast<Allocation*>(context);
   auto* block = allocation->block;
-  recorder().add(EventKind::Free, allocation->device, stream_of(block), 0, address_of(block), size_of(block));
+  if (is_current(allocation->allocator))  // not a leftover of an emulation that has ended
+    recorder().add(EventKind::Free, allocation->device, stream_of(block), 0, address_of(block), size_of(block));
   allocation->allocator->free(block);
   delete allocation;
 }

@@ -254,6 +254,7 @@ ValueTraits value_traits(const c10::OperatorHandle& op) {
   // Without a generator to pass, a host kernel would draw from, and disturb, the program's own CPU generator.
   traits.computable = !(traits.random && !takes_generator) && full.starts_with("aten::") && !contains(name, "cudnn") && !contains(name, "_fused_");
   for (const char* part : {"mm", "conv", "attention", "linalg", "rnn", "fft", "dot", "addmv", "mv"}) traits.heavy = traits.heavy || contains(name, part);
+  if (contains(name, "convert")) traits.heavy = false;
   if (auto found = kAssumptions.find(plain); found != kAssumptions.end()) traits.assume = found->second;
   if ((plain == "max" || plain == "min") && !contains(schema.overload_name(), "dim")) traits.assume = Assume::Nothing;
   return traits;
@@ -272,7 +273,7 @@ bool compute_on_host(const c10::OperatorHandle& op, const ValueTraits& traits, a
       if (only_written && !is_known(tensor) && !covers_storage(tensor)) return false;
       if (traits.heavy && tensor.scalar_type() != at::kFloat && tensor.scalar_type() != at::kDouble) return false;
       const auto* shadow = shadow_of(tensor);
-      all_uniform = all_uniform && (tensor.numel() <= 1 || (shadow && uniform_and_same_type(*shadow, tensor)));
+      all_uniform = all_uniform && (only_written || tensor.numel() <= 1 || (shadow && uniform_and_same_type(*shadow, tensor)));
       floats = floats || !exact(tensor.scalar_type());
       // what is written in place is remembered as a whole storage
       elements += written && tensor.has_storage() ? int64_t(tensor.storage().nbytes() / tensor.element_size()) : tensor.numel();

@@ -4,8 +4,8 @@ Each file here is one family of ops. `book` holds what they share and what the d
 """
 
 from maya_core.device.rules import convolution, losses, normalization, optimizers, recurrent, same_shape, selection, solvers, sparse
-from maya_core.device.rules.book import Rules, describe, no_rule_message, rule, sparse_rule
+from maya_core.device.rules.book import Rules, autocast_rule, describe, no_rule_message, rule, sparse_rule
 
 FAMILIES = (convolution, losses, normalization, optimizers, recurrent, same_shape, selection, solvers, sparse)
 
-__all__ = ["FAMILIES", "Rules", "describe", "no_rule_message", "rule", "sparse_rule"]
+__all__ = ["FAMILIES", "Rules", "autocast_rule", "describe", "no_rule_message", "rule", "sparse_rule"]

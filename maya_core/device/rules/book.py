@@ -1,29 +1,36 @@
 """The rule book: how a rule is written, and what the device takes from all of them.
 
-There are three kinds, by what decides the result:
+There are three kinds of rules, by what decides the result:
 
 - `@describe` is a Meta kernel that torch lacks or that does not know what cuDNN does. It sees tensors without data and
   is asked once per new kind of call, so it costs nothing on the hot path. Prefer it.
 - `@rule` is called every time, with the tensors on the emulated device. It is for results that depend on values, or
   that share memory in ways metadata cannot say. It makes its outputs with ordinary torch calls, fills in values where
   it knows them and records the kernel.
-- `@sparse_rule` is the same for tensors of a sparse layout.
+- `@sparse_rule` and `@compressed_rule` are the same for tensors of a sparse layout, COO and CSR.
+
+Besides, `@autocast_rule` says what autocast does to an op that only a CUDA build of torch has a cast for.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from maya_core.device.ops import compressed_ops
 
 LARGEST_ON_HOST = 2**20  # elements: the native device remembers no more of a tensor that is not uniform
 
 _RULES: dict[str, Callable[..., Any]] = {}
 _DESCRIPTIONS: dict[str, Callable[..., Any]] = {}
 _SPARSE_RULES: dict[str, Callable[..., Any]] = {}
+_COMPRESSED_RULES: dict[str, Callable[..., Any]] = {}
+_AUTOCAST_RULES: dict[str, Callable[..., Any]] = {}
 
 _Register = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -52,27 +59,38 @@ def sparse_rule(*ops: str) -> _Register:
     return _registers(_SPARSE_RULES, ops)
 
 
+def compressed_rule(*ops: str) -> _Register:
+    """As `sparse_rule`, for CSR tensors and their like."""
+    return _registers(_COMPRESSED_RULES, ops)
+
+
+def autocast_rule(*ops: str) -> _Register:
+    """Registers what to do with the op under torch.autocast("cuda"): a function of the op's arguments, differentiated as usual."""
+    return _registers(_AUTOCAST_RULES, ops)
+
+
 def _library(key: str, functions: dict[str, Callable[..., Any]]) -> torch.library.Library:
     library = torch.library.Library("aten", "IMPL", key)
-    for op, function in functions.items():
-        library.impl(op.removeprefix("aten::"), function, allow_override=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that we override kernels is the point
+        for op, function in functions.items():
+            library.impl(op.removeprefix("aten::"), function, allow_override=True)
     return library
 
 
-class _Quiet:
-    """What holds inside a rule: nothing is differentiated or autocast, as below any kernel."""
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 
-    _AUTOCAST = ("AutocastCPU", "AutocastCUDA")
 
-    def __enter__(self) -> None:
-        keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
-        self._guards = (torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(keys))
-        for guard in self._guards:
-            guard.__enter__()
+def without_autocast() -> AbstractContextManager[object]:
+    return torch._C._ExcludeDispatchKeyGuard(_AUTOCAST)
 
-    def __exit__(self, *error: object) -> None:
-        for guard in reversed(self._guards):
-            guard.__exit__(*error)
+
+def _as_on_cpu(name: str) -> Callable[..., Any]:
+    """The kernel of an op on CSR tensors that is one function for CPU and CUDA, made of other ops."""
+    base, _, overload = name.partition(".")
+    op = getattr(getattr(torch.ops.aten, base), overload or "default")
+    key = torch._C.DispatchKeySet(torch._C.DispatchKey.SparseCsrCPU)
+    return lambda *arguments, **options: op.redispatch(key, *arguments, **options)
 
 
 class Rules:
@@ -80,16 +98,29 @@ class Rules:
 
     def __init__(self, native: ModuleType) -> None:
         self._native = native
-        # torch takes kernels out again when the Library that put them in is gone: they live as long as this object,
-        # and that lives as long as the native device has its table
+        compressed = {op: self._bind(function) for op, function in _COMPRESSED_RULES.items()}
         self._libraries = [
             _library("Meta", _DESCRIPTIONS),
+            _library("AutocastCUDA", _AUTOCAST_RULES),
             _library("SparseCUDA", {op: self._bind(function) for op, function in _SPARSE_RULES.items()}),
+            _library("SparseCsrCUDA", {f"aten::{op}": _as_on_cpu(op) for op in compressed_ops()} | compressed),
         ]
+
+    def close(self) -> None:
+        """Takes the kernels out now: left to the garbage collector, torch would do it while holding its own lock."""
+        for library in self._libraries:
+            library._destroy()
+        self._libraries.clear()
+
+    @staticmethod
+    def without_rule(sparse_ops: list[str]) -> list[str]:
+        """Those of the sparse ops that torch's own composition is to run."""
+        return [op for op in sparse_ops if f"aten::{op}" not in _SPARSE_RULES]
 
     def _bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            with _Quiet():
+            # as below any kernel: nothing is differentiated or cast
+            with torch._C._AutoDispatchBelowAutograd(), without_autocast():
                 return function(self, *arguments, **options)
 
         return call

@@ -23,6 +23,11 @@ def _as_2d(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.unsqueeze(2) if tensor.dim() == 3 else tensor
 
 
+def _input_as_2d(input: torch.Tensor) -> torch.Tensor:
+    """ATen packs the input of 1d convolutions first, so that a transposed one is not taken for channels_last."""
+    return _as_2d(input.contiguous()) if input.dim() == 3 else input
+
+
 def cudnn_format(input: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
     if not torch._C._get_cudnn_enabled() or torch.float64 in (input.dtype, weight.dtype):
         return torch.contiguous_format
@@ -63,7 +68,7 @@ def convolution(
 ) -> torch.Tensor:
     _check_channels(input, weight, transposed, groups)
     shape = calc_conv_nd_return_shape(input, weight, stride, padding, dilation, transposed, groups, output_padding if transposed else None)
-    return _empty(shape, input, cudnn_format(_as_2d(input), _as_2d(weight)))
+    return _empty(shape, input, cudnn_format(_input_as_2d(input), _as_2d(weight)))
 
 
 @describe("aten::convolution_backward", "aten::convolution_backward_overrideable")
@@ -79,7 +84,7 @@ def convolution_backward(
     mask = output_mask if output_mask is not None else geometry_and_mask[-1]
     assert isinstance(mask, (list, tuple))
     wants_input, wants_weight, wants_bias = mask
-    input2, weight2, grad2 = _as_2d(input), _as_2d(weight), _as_2d(grad_output)
+    input2, weight2, grad2 = _input_as_2d(input), _as_2d(weight), _as_2d(grad_output)
     format = cudnn_format(input2, weight2)
     if wants_weight:
         input2 = input2.contiguous(memory_format=format)

@@ -30,9 +30,7 @@ def _targets_fit(input_lengths: Sequence[int], target_lengths: Sequence[int]) ->
 
 
 @rule("aten::_use_cudnn_ctc_loss")
-def use_cudnn_ctc_loss(
-    rules: Rules, log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: list[int], target_lengths: list[int], blank: int
-) -> bool:
+def use_cudnn_ctc_loss(rules: Rules, log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: list[int], target_lengths: list[int], blank: int) -> bool:
     full = all(length == log_probs.size(0) for length in input_lengths)
     return _cudnn_takes(log_probs, targets, blank) and targets.device.type == "cpu" and full and _targets_fit(input_lengths, target_lengths)
 

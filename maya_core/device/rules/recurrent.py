@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from maya_core.device.rules.book import Rules, describe, rule
+from maya_core.device.rules.book import Rules, autocast_rule, describe, rule, without_autocast
 
 RELU, TANH, LSTM, GRU = range(4)  # cudnnRNNMode_t
 KEPT_PER_UNIT = {RELU: 1, TANH: 1, LSTM: 4 + 1, GRU: 3 + 1}
@@ -25,13 +25,15 @@ GENERATOR_STATE_BYTES = 16
 
 
 def _pieces(buffer: torch.Tensor, weights: Sequence[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
-    """Where each weight lies in cuDNN's buffer: the matrices of all layers, then the biases of all layers."""
+    """Where each weight lies in cuDNN's buffer: the matrices of all layers, then the biases of all layers.
+
+    The pieces share the buffer's memory without being views of it to autograd, as those ATen makes.
+    """
     order = [i for i, weight in enumerate(weights) if weight.dim() > 1] + [i for i, weight in enumerate(weights) if weight.dim() == 1]
     start = 0
     for i in order:
-        elements = weights[i].numel()
-        yield i, buffer[start : start + elements].view(weights[i].shape)
-        start += elements
+        yield i, buffer.new_empty(0).set_(buffer.untyped_storage(), start, weights[i].shape)
+        start += weights[i].numel()
 
 
 def _elements(weights: Sequence[torch.Tensor]) -> int:
@@ -57,9 +59,7 @@ def flatten_weight(rules: Rules, weights: list[torch.Tensor], *_: Any) -> torch.
     return buffer
 
 
-def reserve_bytes(
-    steps_times_batch: int, itemsize: int, mode: int, hidden_size: int, output_size: int, layers: int, directions: int, dropout: float
-) -> int:
+def reserve_bytes(steps_times_batch: int, itemsize: int, mode: int, hidden_size: int, output_size: int, layers: int, directions: int, dropout: float) -> int:
     """The reserve space of a training forward: see the head of this file."""
     kept = layers * directions * hidden_size * KEPT_PER_UNIT[mode]
     passed_on = (layers - 1) * directions * output_size
@@ -101,8 +101,34 @@ def cudnn_rnn(
             piece.copy_(weights[i])
     kept = reserve_bytes(x[..., 0].numel(), x.element_size(), mode, hidden_size, output_size, layers, directions, dropout) if train else 0
     reserve = torch.empty(kept, dtype=torch.uint8, device=input.device)
-    rules.record("aten::_cudnn_rnn", [x, buffer, hx, cx, mode, hidden_size, projection_size, layers, train, bidirectional], [output, hy, cy])
+    network = [mode, hidden_size, projection_size, layers, batch_first, dropout, train, bidirectional, batch_sizes, dropout_state]
+    rules.record("aten::_cudnn_rnn", [x, weights, weights_per_layer, buffer, hx, cx, *network], [output, hy, cy, reserve])
     return output.transpose(0, 1) if transposed else output, hy, cy, reserve, buffer
+
+
+@autocast_rule("aten::_cudnn_rnn")
+def autocast_cudnn_rnn(
+    input: torch.Tensor,
+    weights: list[torch.Tensor],
+    weights_per_layer: int,
+    weight_buffer: torch.Tensor | None,
+    hx: torch.Tensor,
+    cx: torch.Tensor | None,
+    *network: Any,
+) -> Any:
+    """Casts to float16, whatever autocast's own dtype, and flattens the cast weights (aten/src/ATen/cudnn/AutocastRNN.cpp)."""
+
+    def cast(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        return tensor.half() if tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
+
+    with without_autocast():
+        if weights[0].dtype not in (torch.float16, torch.float64):
+            weight_buffer = weights[0].new_empty(_elements(weights), dtype=torch.float16)
+            cast_weights: list[Any] = [None] * len(weights)
+            for i, piece in _pieces(weight_buffer, weights):
+                cast_weights[i] = piece.copy_(weights[i])
+            weights = cast_weights
+        return torch.ops.aten._cudnn_rnn(cast(input), weights, weights_per_layer, weight_buffer, cast(hx), cast(cx), *network)
 
 
 @rule("aten::_cudnn_rnn_backward")
@@ -143,12 +169,12 @@ def cudnn_rnn_backward(
     dx = x.new_empty(x.shape)
     dhx = hx.new_empty(hx.shape)
     dcx = None if cx is None else cx.new_empty(cx.shape)
-    shape = [mode, hidden_size, projection_size, layers, bidirectional]
-    rules.record("aten::_cudnn_rnn_backward", [x, weight_buffer, dy, hx, cx, *shape], [dx, dhx, *([] if dcx is None else [dcx])])
+    network = [mode, hidden_size, projection_size, layers, batch_first, dropout, train, bidirectional, batch_sizes, dropout_state]
+    given = [x, weights, weights_per_layer, weight_buffer, hx, cx, output, dy, grad_hy, grad_cy, *network, reserve, output_mask]
+    rules.record("aten::_cudnn_rnn_backward", given, [dx, dhx, *([] if dcx is None else [dcx])])
     grads: list[torch.Tensor | None] = [None] * len(weights)
     if output_mask[3]:
         buffer = torch.zeros_like(weight_buffer)
-        rules.record("aten::_cudnn_rnn_backward_weight", [x, output, hx, *shape], [buffer])
         rules.forget(buffer)
         for i, piece in _pieces(buffer, weights):
             grads[i] = piece

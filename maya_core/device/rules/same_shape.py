@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from maya_core.device.rules.book import describe
+from maya_core.device.rules.book import Rules, describe, no_rule_message, rule
 
 
 @describe(
@@ -109,3 +109,32 @@ def transform_bias_rescale_qkv(qkv: torch.Tensor, qkv_bias: torch.Tensor, num_he
 @describe("aten::_scaled_mm.out", "aten::_scaled_mm_v2.out")
 def scaled_mm_out(self: torch.Tensor, mat2: torch.Tensor, *_: Any, out: torch.Tensor) -> torch.Tensor:
     return out.resize_((self.size(0), mat2.size(1)))
+
+
+@rule("aten::_nested_tensor_from_mask_left_aligned")
+def nested_tensor_from_mask_left_aligned(rules: Rules, tensor: torch.Tensor, mask: torch.Tensor) -> bool:
+    """Asked by TransformerEncoder in eval mode. No: it then computes with the padding, which takes more time, not less."""
+    return False
+
+
+_QUANTIZERS = ("quantize_per_tensor", "quantize_per_tensor.tensor_qparams", "quantize_per_tensor_dynamic", "quantize_per_channel")
+
+
+@rule(*(f"aten::{op}" for op in _QUANTIZERS))
+def quantize(rules: Rules, *_: Any) -> torch.Tensor:
+    raise NotImplementedError(no_rule_message("aten::quantize_*", "quantized tensors are not emulated"))
+
+
+@describe("aten::_grouped_mm")
+def grouped_mm(
+    self: torch.Tensor, mat2: torch.Tensor, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """torch's Meta kernel wants bfloat16; CUDA multiplies group by group in other types. Rows are padded to 16 bytes."""
+    dtype = out_dtype or self.dtype
+    rows = self.size(0) if self.dim() == 2 else self.size(1)
+    groups = offs.size(0) if self.dim() == mat2.dim() == 2 and offs is not None else self.size(0)
+    shape = [rows, mat2.size(-1)] if self.dim() != mat2.dim() else [groups, rows, mat2.size(-1)]
+    per_line = 16 // dtype.itemsize
+    padded = -(-shape[-1] // per_line) * per_line
+    strides = [padded, 1] if len(shape) == 2 else [rows * padded, padded, 1]
+    return torch.empty_strided(shape, strides, dtype=dtype, device="meta")

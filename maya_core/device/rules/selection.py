@@ -80,8 +80,9 @@ def masked_select_out(rules: Rules, self: torch.Tensor, mask: torch.Tensor, out:
 
 # ---- unique ----
 def _unique(
-    rules: Rules, op: str, self: torch.Tensor, known: tuple[torch.Tensor, ...] | None, dim: int | None, with_inverse: bool, with_counts: bool
+    rules: Rules, op: str, arguments: list[Any], known: tuple[torch.Tensor, ...] | None, dim: int | None, with_inverse: bool, with_counts: bool
 ) -> tuple[torch.Tensor, ...]:
+    self = arguments[0]
     if known is not None:
         made = tuple(rules.put(host, self.device) for host in known)
     else:
@@ -92,7 +93,7 @@ def _unique(
             torch.empty(along if with_counts else 0, dtype=torch.int64, device=self.device),
         )
     rules.wait(self)
-    rules.record(op, [self], made)
+    rules.record(op, arguments, made)
     return made
 
 
@@ -100,31 +101,31 @@ def _unique(
 def unique(rules: Rules, self: torch.Tensor, sorted: bool, inverse: bool) -> tuple[torch.Tensor, ...]:
     # the GPU finds unique values by sorting them, asked for or not
     known = rules.on_host(aten._unique2, self, True, inverse, False)
-    return _unique(rules, "aten::_unique", self, known, None, inverse, False)[:2]
+    return _unique(rules, "aten::_unique", [self, sorted, inverse], known, None, inverse, False)[:2]
 
 
 @rule("aten::_unique2")
 def unique2(rules: Rules, self: torch.Tensor, sorted: bool, inverse: bool, counts: bool) -> tuple[torch.Tensor, ...]:
     known = rules.on_host(aten._unique2, self, True, inverse, counts)
-    return _unique(rules, "aten::_unique2", self, known, None, inverse, counts)
+    return _unique(rules, "aten::_unique2", [self, sorted, inverse, counts], known, None, inverse, counts)
 
 
 @rule("aten::unique_dim")
 def unique_dim(rules: Rules, self: torch.Tensor, dim: int, sorted: bool, inverse: bool, counts: bool) -> tuple[torch.Tensor, ...]:
     known = rules.on_host(aten.unique_dim, self, dim, True, True, True)
-    return _unique(rules, "aten::unique_dim", self, known, dim, True, True)
+    return _unique(rules, "aten::unique_dim", [self, dim, sorted, inverse, counts], known, dim, True, True)
 
 
 @rule("aten::unique_consecutive")
 def unique_consecutive(rules: Rules, self: torch.Tensor, inverse: bool, counts: bool, dim: int | None) -> tuple[torch.Tensor, ...]:
     known = rules.on_host(aten.unique_consecutive, self, inverse, counts, dim)
-    return _unique(rules, "aten::unique_consecutive", self, known, dim, inverse, counts)
+    return _unique(rules, "aten::unique_consecutive", [self, inverse, counts, dim], known, dim, inverse, counts)
 
 
 @rule("aten::unique_dim_consecutive")
 def unique_dim_consecutive(rules: Rules, self: torch.Tensor, dim: int, inverse: bool, counts: bool) -> tuple[torch.Tensor, ...]:
     known = rules.on_host(aten.unique_dim_consecutive, self, dim, True, True)
-    return _unique(rules, "aten::unique_dim_consecutive", self, known, dim, True, True)
+    return _unique(rules, "aten::unique_dim_consecutive", [self, dim, inverse, counts], known, dim, True, True)
 
 
 # ---- counting and repeating ----
@@ -139,7 +140,7 @@ def bincount(rules: Rules, self: torch.Tensor, weights: torch.Tensor | None, min
         bins = max(minlength, int(ids.max()) + 1) if ids is not None and ids.numel() else minlength or self.numel()
         dtype = torch.int64 if weights is None else torch.float32 if weights.dtype == torch.float32 else torch.float64
         out = torch.empty(bins, dtype=dtype, device=self.device)
-    rules.record("aten::bincount", [self, weights], [out])
+    rules.record("aten::bincount", [self, weights, minlength], [out])
     return out
 
 
@@ -154,7 +155,5 @@ def repeat_interleave(rules: Rules, repeats: torch.Tensor, output_size: int | No
         out = torch.empty(size, dtype=repeats.dtype, device=repeats.device)
     if output_size is None:
         rules.wait(repeats)
-    rules.record("aten::repeat_interleave.Tensor", [repeats], [out])
+    rules.record("aten::repeat_interleave.Tensor", [repeats, output_size], [out])
     return out
-
-

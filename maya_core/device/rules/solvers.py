@@ -45,7 +45,7 @@ def linalg_lstsq_out(
 ) -> tuple[torch.Tensor, ...]:
     """CUDA has the driver 'gels' only: it assumes full rank and finds neither rank nor singular values."""
     if driver not in (None, "gels"):
-        raise RuntimeError("torch.linalg.lstsq: parameter `driver` should be one of (gels)")
+        raise RuntimeError("torch.linalg.lstsq: `driver` other than `gels` is not supported on CUDA")
     rows, columns = self.shape[-2:]
     vector = self.dim() - 1 == b.dim() and b.shape == self.shape[:-1]
     sides = 1 if vector else b.size(-1)

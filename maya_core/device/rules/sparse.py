@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from maya_core.device.rules.book import Rules, rule, sparse_rule
+from maya_core.device.rules.book import Rules, compressed_rule, no_rule_message, rule, sparse_rule
 
 aten = torch.ops.aten
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -35,6 +35,7 @@ for _op in (
     aten._to_sparse_csc.default,
     aten._to_sparse_bsr.default,
     aten._to_sparse_bsc.default,
+    aten._embedding_bag_backward.default,
 ):
     rule(_op._schema.name + ("." + _op._overloadname if _op._overloadname != "default" else ""))(_as_on_cpu(_op))
 
@@ -71,7 +72,7 @@ def _dense_add(rules: Rules, dense: torch.Tensor, sparse: torch.Tensor, alpha: c
         return out
     indices, values = sparse._indices(), sparse._values()
     known = [rules.value(tensor) for tensor in (out, indices, values)]
-    rules.record("aten::add.out", [out, indices, values], [])
+    rules.record("aten::_sparse_add", [out, indices, values], [])
     if any(host is None for host in known):
         rules.forget(out)
         return out
@@ -95,6 +96,8 @@ def add_out(rules: Rules, self: torch.Tensor, other: torch.Tensor, *, alpha: com
 @sparse_rule("aten::mul.out")
 def mul_out(rules: Rules, self: torch.Tensor, other: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
     """Elementwise product of two sparse tensors: where both have an element."""
+    if not isinstance(other, torch.Tensor):  # torch hands numbers to Python as numbers
+        return out.copy_(_coo(self._indices(), (self._values() * other).to(out.dtype), self.shape, self.is_coalesced()))
     if other.dim() == 0 or self.dim() == 0:
         tensor, number = (self, other) if other.dim() == 0 else (other, self)
         number = number.to_dense() if number.is_sparse else number
@@ -124,7 +127,9 @@ def _common_columns(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, tor
 
 
 # ---- products with dense matrices ----
-def _product(rules: Rules, op: str, out: torch.Tensor, dense_inputs: list[torch.Tensor], sparse: torch.Tensor, compute: Callable[..., torch.Tensor]) -> torch.Tensor:
+def _product(
+    rules: Rules, op: str, out: torch.Tensor, dense_inputs: list[torch.Tensor], sparse: torch.Tensor, compute: Callable[..., torch.Tensor]
+) -> torch.Tensor:
     indices, values = sparse._indices(), sparse._values()
     rules.record(op, [*dense_inputs, indices, values], [out])
     known = rules.on_host(lambda i, v, *dense: compute(_coo(i, v, sparse.shape), *dense), indices, values, *dense_inputs)
@@ -153,7 +158,7 @@ def addmm_out(
         raise RuntimeError("addmm: the emulated device multiplies a sparse matrix with a dense one, and adds to a dense one")
     mat1 = mat1.coalesce()
     out.resize_((mat1.size(0), mat2.size(1)))
-    return _product(rules, "aten::addmm.out", out, [self, mat2], mat1, lambda m, s, d: torch.addmm(s, m, d, beta=beta, alpha=alpha))
+    return _product(rules, "aten::_sparse_addmm", out, [self, mat2], mat1, lambda m, s, d: torch.addmm(s, m, d, beta=beta, alpha=alpha))
 
 
 @sparse_rule("aten::bmm")
@@ -164,7 +169,7 @@ def bmm(rules: Rules, self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
 @sparse_rule("aten::bmm.out")
 def bmm_out(rules: Rules, self: torch.Tensor, mat2: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
     out.resize_((self.size(0), self.size(1), mat2.size(2)))
-    return _product(rules, "aten::bmm.out", out, [mat2], self.coalesce(), torch.bmm)
+    return _product(rules, "aten::_sparse_bmm", out, [mat2], self.coalesce(), torch.bmm)
 
 
 @sparse_rule("aten::_sparse_sparse_matmul")
@@ -188,6 +193,32 @@ def sparse_sparse_matmul(rules: Rules, self: torch.Tensor, other: torch.Tensor) 
 
 
 # ---- picking and normalizing elements ----
+@sparse_rule("aten::sparse_mask")
+def sparse_mask(rules: Rules, self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The elements of self where the mask has some."""
+    indices = mask._indices()
+    if not self.is_sparse:
+        return _coo(indices.clone(), self[tuple(indices)], mask.shape, mask.is_coalesced())
+
+    def pick(i: torch.Tensor, v: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+        return _coo(i, v, self.shape).coalesce().sparse_mask(_coo(j, torch.ones(j.size(1)), self.shape, mask.is_coalesced()))._values()
+
+    values = self._values().new_empty((mask._nnz(), *self._values().shape[1:]))
+    rules.record("aten::sparse_mask", [self._indices(), self._values(), indices], [values])
+    known = rules.on_host(pick, self._indices(), self._values(), indices) if self.dense_dim() == 0 else None
+    if known is not None:
+        rules.remember(values, known)
+    return _coo(indices.clone(), values, mask.shape, mask.is_coalesced())
+
+
+@sparse_rule("aten::_sparse_mask_projection")
+def sparse_mask_projection(rules: Rules, self: torch.Tensor, mask: torch.Tensor, accumulate_matches: bool = False) -> torch.Tensor:
+    """What flows back through sparse_mask: of self where the mask has elements, taken to be everywhere."""
+    values = torch.empty_like(self._values())
+    rules.record("aten::_sparse_mask_projection", [self._indices(), self._values(), mask._indices()], [values])
+    return _coo(self._indices().clone(), values, self.shape, self.is_coalesced())
+
+
 @sparse_rule("aten::index_select")
 def index_select(rules: Rules, self: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
     """Of unknown indices each selected slice has its average share of the elements."""
@@ -233,3 +264,30 @@ def sum_backward(rules: Rules, grad: torch.Tensor, self: torch.Tensor, dims: lis
     values = torch.empty_like(self._values())
     rules.record("aten::_sparse_sum_backward", [self._indices(), self._values()], [values])
     return _coo(self._indices().clone(), values, self.shape, self.is_coalesced())
+
+
+# ---- compressed layouts: CSR and its like ----
+@compressed_rule("aten::addmm.out")
+def compressed_addmm_out(
+    rules: Rules, self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: complex = 1, alpha: complex = 1, out: torch.Tensor
+) -> torch.Tensor:
+    """A compressed matrix by a dense one; whatever else cuSPARSE multiplies has no rule."""
+    if mat1.layout != torch.sparse_csr or mat2.layout != torch.strided or out.layout != torch.strided:
+        raise NotImplementedError(no_rule_message("aten::addmm.out", "only CSR matrices by dense ones"))
+    out.resize_((mat1.size(0), mat2.size(1)))
+    rows, columns, values = mat1.crow_indices(), mat1.col_indices(), mat1.values()
+    rules.record("aten::_sparse_addmm", [rows, columns, values, mat2], [out])
+
+    def multiply(r: torch.Tensor, c: torch.Tensor, v: torch.Tensor, dense: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(added, torch.sparse_csr_tensor(r, c, v, mat1.shape), dense, beta=beta, alpha=alpha)
+
+    known = rules.on_host(multiply, rows, columns, values, mat2, self) if values.dim() == 1 else None
+    if known is None:
+        rules.forget(out)
+        return out
+    return rules.remember(out, known)
+
+
+@compressed_rule("aten::addmm")
+def compressed_addmm(rules: Rules, self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: complex = 1, alpha: complex = 1) -> torch.Tensor:
+    return compressed_addmm_out(rules, self, mat1, mat2, beta=beta, alpha=alpha, out=mat2.new_empty((mat1.size(0), mat2.size(1))))

@@ -1,0 +1,58 @@
+"""Convolutions: cuDNN's kernels, and ATen's around them. Follows ConvShared.cpp, DepthwiseConv2d.cu and Convolution.cpp.
+
+What cuDNN takes for itself is not published; its workspace is counted as none.
+"""
+
+from __future__ import annotations
+
+from maya_core.device.kernels.call import Call, Tensor, Work, kernel
+from maya_core.device.kernels.reductions import add_reduction
+
+
+def _channels_last(tensor: Tensor) -> bool:
+    return len(tensor.sizes) >= 4 and tensor.is_dense and tensor.strides[1] == 1 and not tensor.is_contiguous
+
+
+def _lies_as(tensor: Tensor, channels_last: bool) -> bool:
+    if not channels_last or len(tensor.sizes) < 4:
+        return tensor.is_contiguous
+    return tensor.permuted(0, *range(2, len(tensor.sizes)), 1).is_contiguous
+
+
+def _packed(work: Work, channels_last: bool, *tensors: Tensor) -> Work:
+    """cuDNN is given tensors in one memory format: others are copied into it."""
+    for tensor in tensors:
+        if not _lies_as(tensor, channels_last):
+            work.temporary(tensor.nbytes)
+            work.launches += 1
+    return work
+
+
+def _by_depthwise_kernel(call: Call, channels_last: bool) -> bool:
+    source, weight = call["input"], call["weight"]
+    return not channels_last and not call["transposed"] and len(source.sizes) == 4 and 1 < call["groups"] == source.sizes[1] and weight.sizes[1] == 1
+
+
+@kernel("convolution", "convolution_overrideable")
+def convolution(call: Call) -> Work:
+    source, weight, channels_last = call["input"], call["weight"], _channels_last(call.results[0])
+    if _by_depthwise_kernel(call, channels_last):
+        return _packed(Work().out(0), False, source, weight)  # adds the bias as well
+    return _packed(Work(launches=1 + (call["bias"] is not None)), channels_last, source, weight)
+
+
+@kernel("convolution_backward", "convolution_backward_overrideable")
+def convolution_backward(call: Call) -> Work:
+    grad, source, weight, mask = call["grad_output"], call["input"], call["weight"], call["output_mask"]
+    channels_last = any(_channels_last(t) for t in (*call.results, source, weight))
+    work = _packed(Work(launches=0), channels_last, grad, source, weight)
+    places = [sum(map(bool, mask[:i])) if wanted else None for i, wanted in enumerate(mask)]  # among the outputs that there are
+    order = (1, 0) if _by_depthwise_kernel(call, channels_last) else (0, 1)
+    for which in order:
+        if places[which] is not None:
+            work.out(places[which])
+            work.launches += 1
+    if places[2] is not None:
+        work.out(places[2])
+        add_reduction(work, grad, [0, *range(2, len(grad.sizes))], call)
+    return work

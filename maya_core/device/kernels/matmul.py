@@ -1,0 +1,37 @@
+"""Matrix products: cuBLAS and cublasLt, and what ATen copies so that they can read it. Follows cuda/Blas.cpp and cuda/cuBlasCommonArgs.h."""
+
+from __future__ import annotations
+
+from maya_core.device.kernels.call import Call, Tensor, Work, kernel
+
+EPILOGUE_DTYPES = ("Double", "Float", "Half", "BFloat16")
+
+
+def _blas_reads(matrix: Tensor) -> bool:
+    """Whether rows or columns (of each matrix of a batch) lie packed, one after the other."""
+    if len(matrix.sizes) < 2:
+        return True
+    (rows, columns), (row_step, column_step) = matrix.sizes[-2:], matrix.strides[-2:]
+    return (column_step == 1 and row_step >= max(1, columns)) or (row_step == 1 and column_step >= max(1, rows))
+
+
+@kernel("mm", "addmm", "bmm", "baddbmm", "addmv", "addbmm", "_addmm_activation", "_scaled_mm", "_scaled_grouped_mm", "dot", "vdot")
+def matmul(call: Call) -> Work:
+    """One cuBLAS call with its workspace; a bias that is not a row cublasLt can add is copied in first."""
+    work = Work().out(0)
+    if call.name in ("addmm", "baddbmm", "addmv") and not _bias_in_epilogue(call) and call.get("beta", 1) != 0:
+        work.launches += 1
+    for matrix in call.inputs[-2:]:
+        if not _blas_reads(matrix):
+            work.temporary(matrix.nbytes)
+            work.launches += 1
+    return work.blas()
+
+
+def _bias_in_epilogue(call: Call) -> bool:
+    bias, first, second = call.inputs[:3]
+    if call.name != "addmm" or len(bias.sizes) != 1 or not bias.is_contiguous or call.get("beta", 1) != 1:
+        return False
+    if bias.sizes[0] != second.sizes[1] or min(second.sizes) <= 1:
+        return False
+    return all(t.dtype in EPILOGUE_DTYPES for t in (first, second))

@@ -1,0 +1,46 @@
+"""Building the native device: once, whoever asks at the same time, and with a clear word where it cannot be."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import maya_core
+from maya_core.device import build
+
+TRAIN = "import torch, maya_core\nwith maya_core.emulate('h100') as job:\n    torch.nn.Linear(4, 4).cuda()(torch.ones(2, 4, device='cuda')).sum().backward()\nprint(len(job.trace.ops) > 3)"
+
+
+@pytest.mark.slow
+def test_two_programs_at_once_build_once(tmp_path: Path) -> None:
+    env = {**os.environ, "MAYA_CACHE_DIR": str(tmp_path)}
+    programs = [subprocess.Popen([sys.executable, "-c", TRAIN], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    outputs = [program.communicate(timeout=600) for program in programs]
+    assert [program.returncode for program in programs] == [0, 0]
+    assert [out.strip() for out, _ in outputs] == ["True", "True"]
+    assert sum("compiling the emulated device" in error for _, error in outputs) == 1
+    assert len(list(tmp_path.glob("*/*.so"))) == 1
+
+
+def test_no_compiler_is_said_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAYA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(build, "_native", None)
+    with pytest.raises(maya_core.MayaError, match=r"'no-such-compiler' was not found[\s\S]*apt-get install g\+\+"):
+        build.native()
+    assert not list(tmp_path.glob("*/*.so"))
+
+
+@pytest.mark.parametrize("version", ["2.12.1", "2.14.0+cu130", "3.0.0"])
+def test_other_torch_versions_are_refused_by_name(version: str) -> None:
+    with pytest.raises(maya_core.MayaError, match=r"torch >= 2\.13, < 2\.14"):
+        build.check_torch(version)
+
+
+def test_supported_torch_versions() -> None:
+    for version in ("2.13.0", "2.13.1+cpu", "2.13.0+cu130"):
+        build.check_torch(version)

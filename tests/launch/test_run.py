@@ -1,0 +1,152 @@
+"""`maya run` as a user meets it: a script nobody changed, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MAYA = str(Path(sys.executable).parent / "maya")
+EXAMPLE = str(Path(__file__).parents[2] / "examples" / "train_gpt.py")
+SMALL = ["--layers", "2", "--width", "128", "--heads", "4", "--context", "64"]
+
+SCRIPT = """
+import torch
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.{optimizer}(model.parameters(), lr=0.1)
+for step in range(10):
+    model(torch.randn(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print("step", step + 1)
+print("finished")
+"""
+
+
+def maya(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "COLUMNS": "120", **environment}
+    return subprocess.run([MAYA, *arguments], cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
+
+
+def script(folder: Path, text: str) -> str:
+    (folder / "train.py").write_text(text)
+    return "train.py"
+
+
+def test_an_unmodified_script(tmp_path: Path) -> None:
+    done = maya("run", "--gpu", "a100", "--json", "summary.json", "--", "python", EXAMPLE, *SMALL, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "training on NVIDIA A100-SXM4-80GB" in done.stdout
+    assert "fits" in done.stdout
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["steps"] == 3
+    assert summary["ended"] == "stopped"
+    assert summary["kernels_per_step"] > 50
+    assert (tmp_path / "maya-out" / "rank-00000.trace").exists()
+
+
+def test_steps(tmp_path: Path) -> None:
+    train = script(tmp_path, SCRIPT.format(optimizer="SGD"))
+    default = maya("run", "--", "python", train, cwd=tmp_path)
+    assert "step 2" in default.stdout
+    assert "step 3" not in default.stdout.split("emulated")[0]
+    assert "3 steps, stopped" in default.stdout
+    everything = maya("run", "--steps", "all", "--", "python", train, cwd=tmp_path)
+    assert "finished" in everything.stdout
+    assert "10 steps, completed" in everything.stdout
+    wrong = maya("run", "--steps", "some", "--", "python", train, cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert "--steps some" in wrong.stderr
+
+
+def test_the_same_command_gives_the_same_numbers(tmp_path: Path) -> None:
+    for name in ("a.json", "b.json"):
+        assert maya("run", "--json", name, "--", "python", EXAMPLE, *SMALL, cwd=tmp_path).returncode == 0
+    a, b = (json.loads((tmp_path / name).read_text()) for name in ("a.json", "b.json"))
+    for summary in (a, b):
+        summary.pop("host_ms_per_step")
+    assert a == b
+
+
+def test_a_failing_script_shows_its_own_traceback(tmp_path: Path) -> None:
+    train = script(tmp_path, "import torch\ntorch.ones(1, device='cuda')\nraise ValueError('my own mistake')\n")
+    done = maya("run", "--", "python", train, cwd=tmp_path)
+    assert done.returncode == 1
+    assert 'File "' in done.stderr
+    assert "ValueError: my own mistake" in done.stderr
+    assert "maya_core" not in done.stderr
+    assert "failed" in done.stdout
+
+
+def test_running_out_of_memory_is_said_plainly(tmp_path: Path) -> None:
+    done = maya("run", "--gpu", "v100", "--", "python", EXAMPLE, "--batch", "64", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "torch.OutOfMemoryError: CUDA out of memory" in done.stderr
+    assert "DOES NOT FIT" in done.stdout
+
+
+def test_user_files_are_never_overwritten(tmp_path: Path) -> None:
+    train = script(tmp_path, SCRIPT.format(optimizer="SGD"))
+    precious = tmp_path / "results"
+    precious.mkdir()
+    (precious / "thesis.txt").write_text("years of work")
+    done = maya("run", "--out", "results", "--", "python", train, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "thesis.txt" in done.stderr
+    assert (precious / "thesis.txt").read_text() == "years of work"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--gpu", "h10", "--", "python", "train.py"], "unknown GPU 'h10'"),
+        (["--", "pyton", "train.py"], "command not found: 'pyton'"),
+        (["--", "true"], "left no trace"),
+    ],
+)
+def test_bad_use_gets_a_sentence(tmp_path: Path, arguments: list[str], message: str) -> None:
+    done = maya("run", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr.replace("\n", " ")
+    assert "Traceback" not in done.stderr
+
+
+def test_two_optimizers_make_one_step(tmp_path: Path) -> None:
+    text = """
+import torch
+a, b = torch.nn.Linear(8, 8).cuda(), torch.nn.Linear(8, 8).cuda()
+first, second = torch.optim.SGD(a.parameters(), lr=.1), torch.optim.Adam(b.parameters())
+for i in range(5):
+    b(a(torch.randn(4, 8, device="cuda"))).sum().backward()
+    first.step(); second.step(); first.zero_grad(); second.zero_grad()
+    print("round", i + 1)
+"""
+    done = maya("run", "--steps", "2", "--", "python", script(tmp_path, text), cwd=tmp_path)
+    assert "2 steps, stopped" in done.stdout
+    assert "round 1" in done.stdout
+    assert "round 2" not in done.stdout
+
+
+def test_subprocesses_of_the_script_are_not_emulated(tmp_path: Path) -> None:
+    text = SCRIPT.format(optimizer="SGD") + "\n"
+    text = "import subprocess, sys\nprint(subprocess.run([sys.executable, '-c', 'import torch; print(torch.cuda.is_available())'], capture_output=True, text=True).stdout)\n" + text
+    text = "import torch\n" + text
+    done = maya("run", "--", "python", script(tmp_path, text), cwd=tmp_path)
+    assert "False" in done.stdout
+    assert "3 steps" in done.stdout
+
+
+def test_gpus_are_listed(tmp_path: Path) -> None:
+    done = maya("gpus", cwd=tmp_path)
+    assert "NVIDIA H100 80GB HBM3" in done.stdout
+    assert "79.2 GiB" in done.stdout
+
+
+def test_inactive_maya_changes_nothing() -> None:
+    code = "import torch, sys; print(torch.cuda.is_available(), 'maya_core.launch.process' in sys.modules, 'pydantic' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False", "False"]
