@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import functools
+import json
+import os
 from pathlib import Path
 from typing import Any
 
+import torch
 import torchgen
 import yaml
+
+from maya_core.device.build import cache_folder
 
 # The device takes these as one op; torch's own decomposition asks for cuDNN at compile time.
 _WHOLE = ["convolution", "convolution_backward", "convolution_overrideable", "convolution_backward_overrideable"]
@@ -15,9 +20,19 @@ _WHOLE = ["convolution", "convolution_backward", "convolution_overrideable", "co
 
 @functools.cache
 def _table() -> dict[str, dict[str, Any]]:
+    """Op name to its dispatch entries. Reading the YAML takes half a second, so what is needed of it is kept as JSON."""
+    kept = cache_folder() / f"ops-torch{torch.__version__}.json"
+    if kept.exists():
+        return json.loads(kept.read_text())
     path = Path(torchgen.__file__).parent / "packaged/ATen/native/native_functions.yaml"
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return {function["func"].split("(")[0].strip(): function for function in yaml.load(path.read_text(), Loader=loader)}
+    functions = yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    wanted = ("dispatch", "structured_delegate", "ufunc_inner_loop")
+    table = {function["func"].split("(")[0].strip(): {key: function[key] for key in wanted if key in function} for function in functions}
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    part = kept.with_suffix(f".{os.getpid()}.part")
+    part.write_text(json.dumps(table))
+    part.rename(kept)
+    return table
 
 
 def _kernels(function: dict[str, Any]) -> dict[str, str]:

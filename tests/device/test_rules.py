@@ -290,6 +290,18 @@ def test_fused_optimizers_forget_what_they_change(device, make):
     assert not device.native.is_known(layer.weight), "the fused kernel is not computed on the host, so its result is not known"
 
 
+# ---- grouped matrix products ----
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_grouped_mm_pads_rows_to_16_bytes(dtype):
+    ends = torch.tensor([8, 16, 24, 32], dtype=torch.int32).cuda()
+    tokens, experts = torch.randn(32, 16, device="cuda", dtype=dtype), torch.randn(4, 5, 16, device="cuda", dtype=dtype)
+    out = torch._grouped_mm(tokens, experts.transpose(1, 2), offs=ends)
+    assert out.shape == (32, 5)
+    assert out.stride() == (8, 1)
+    with pytest.raises(RuntimeError, match="multiple of 16 bytes"):
+        torch._grouped_mm(tokens, torch.randn(4, 16, 5, device="cuda", dtype=dtype), offs=ends)
+
+
 # ---- what has no rule ----
 def test_an_op_without_rule_says_how_to_add_one():
     with pytest.raises(NotImplementedError, match=r"Maya has no rule for aten::_cslt_compress.*@maya_core\.device\.rules\.rule"):

@@ -58,6 +58,15 @@ class Tensor(NamedTuple):
         return self._replace(sizes=tuple(self.sizes[d] for d in dims), strides=tuple(self.strides[d] for d in dims))
 
 
+def packed(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor."""
+    strides, step = [], 1
+    for size in reversed(sizes):
+        strides.append(step)
+        step *= max(1, size)
+    return tuple(reversed(strides))
+
+
 def as_tensors(value: Any) -> Any:
     """The native device's plain tuples turned into `Tensor`s, at any depth of lists."""
     if isinstance(value, tuple):
@@ -139,6 +148,10 @@ class Work:
     def temporary(self, nbytes: int) -> int:
         self.program.append((TEMPORARY, nbytes))
         self._temporaries += 1
+        return self._temporaries - 1
+
+    @property
+    def last_temporary(self) -> int:
         return self._temporaries - 1
 
     def free(self, *temporaries: int) -> Work:

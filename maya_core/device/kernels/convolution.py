@@ -5,7 +5,7 @@ What cuDNN takes for itself is not published; its workspace is counted as none.
 
 from __future__ import annotations
 
-from maya_core.device.kernels.call import Call, Tensor, Work, kernel
+from maya_core.device.kernels.call import Call, Tensor, Work, kernel, packed
 from maya_core.device.kernels.reductions import add_reduction
 
 
@@ -19,13 +19,14 @@ def _lies_as(tensor: Tensor, channels_last: bool) -> bool:
     return tensor.permuted(0, *range(2, len(tensor.sizes)), 1).is_contiguous
 
 
-def _packed(work: Work, channels_last: bool, *tensors: Tensor) -> Work:
-    """cuDNN is given tensors in one memory format: others are copied into it."""
+def _packed(work: Work, channels_last: bool, *tensors: Tensor) -> list[int]:
+    """cuDNN is given tensors in one memory format: others are copied into it, and the copies returned."""
+    copies = []
     for tensor in tensors:
         if not _lies_as(tensor, channels_last):
-            work.temporary(tensor.nbytes)
+            copies.append(work.temporary(tensor.nbytes))
             work.launches += 1
-    return work
+    return copies
 
 
 def _by_depthwise_kernel(call: Call, channels_last: bool) -> bool:
@@ -36,22 +37,40 @@ def _by_depthwise_kernel(call: Call, channels_last: bool) -> bool:
 @kernel("convolution", "convolution_overrideable")
 def convolution(call: Call) -> Work:
     source, weight, channels_last = call["input"], call["weight"], _channels_last(call.results[0])
-    if _by_depthwise_kernel(call, channels_last):
-        return _packed(Work().out(0), False, source, weight)  # adds the bias as well
-    return _packed(Work(launches=1 + (call["bias"] is not None)), channels_last, source, weight)
+    depthwise = _by_depthwise_kernel(call, channels_last)  # which adds the bias as well
+    work = Work(launches=1 if depthwise or call["bias"] is None else 2)
+    if depthwise:
+        work.out(0)
+    _packed(work, channels_last, source, weight)
+    return work
 
 
 @kernel("convolution_backward", "convolution_backward_overrideable")
 def convolution_backward(call: Call) -> Work:
     grad, source, weight, mask = call["grad_output"], call["input"], call["weight"], call["output_mask"]
     channels_last = any(_channels_last(t) for t in (*call.results, source, weight))
-    work = _packed(Work(launches=0), channels_last, grad, source, weight)
     places = [sum(map(bool, mask[:i])) if wanted else None for i, wanted in enumerate(mask)]  # among the outputs that there are
-    order = (1, 0) if _by_depthwise_kernel(call, channels_last) else (0, 1)
-    for which in order:
-        if places[which] is not None:
-            work.out(places[which])
-            work.launches += 1
+    work = Work(launches=0)
+    kept: list[int] = []
+    if len(grad.sizes) == 3:  # packed once, before it is seen as 2d
+        _packed(work, False, source)
+        kept = _packed(work, False, grad)
+        grad_read, source_read = (t._replace(strides=packed(t.sizes)) for t in (grad, source))
+    else:
+        grad_read, source_read = grad, source
+    depthwise = _by_depthwise_kernel(call, channels_last)
+    for which in (1, 0) if depthwise else (0, 1):
+        if places[which] is None:
+            continue
+        work.launches += 1
+        if which == 0:
+            work.out(places[0])
+            copies = _packed(work, channels_last, grad_read, weight)
+        else:
+            copies = _packed(work, channels_last, grad_read, source_read)
+            work.out(places[1])
+        work.free(*reversed(copies))
+    work.free(*kept)
     if places[2] is not None:
         work.out(places[2])
         add_reduction(work, grad, [0, *range(2, len(grad.sizes))], call)

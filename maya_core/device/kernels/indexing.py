@@ -6,7 +6,8 @@ import math
 
 from maya_core.device.kernels.call import HALVES, Call, Tensor, Work, kernel, tensors_in
 from maya_core.device.kernels.cub import add_radix_sort, add_scan, add_unique_by_key, bits
-from maya_core.device.kernels.reductions import add_reduction
+from maya_core.device.kernels.iterator import INT32_MAX
+from maya_core.device.kernels.reductions import add_input_copy, add_reduction
 
 SMALL_EMBEDDING = 3072  # indices up to here are gathered by one kernel without sorting
 ROWS_PER_THREAD = 10
@@ -61,9 +62,10 @@ def _sum_segments(work: Work, call: Call, grad: Tensor, n: int, item: int, weigh
 def embedding_backward(call: Call) -> Work:
     grad, indices, weights = call["grad_output"], call["indices"], call["num_weights"]
     n = indices.numel
+    work = add_input_copy(add_input_copy(Work(launches=0), indices), grad)
     if n <= SMALL_EMBEDDING and not call["scale_grad_by_freq"]:
-        return Work(launches=2)  # zero, scatter
-    work = Work(launches=0)
+        work.launches += 2  # zero, scatter
+        return work
     _sort_indices(work, call, n, indices.itemsize, weights - 1)
     return _sum_segments(work, call, grad, n, indices.itemsize, weights, bags=False)
 
@@ -78,7 +80,7 @@ def embedding_bag_backward(call: Call) -> Work:
     if call["mode"] == 2:  # max: zeroed, then added to where the maxima were
         return Work(launches=2)
     grad, indices, weights = call["grad"], call["indices"], call["num_weights"]
-    work = Work(launches=0)
+    work = add_input_copy(Work(launches=0), grad)
     _sort_indices(work, call, indices.numel, indices.itemsize, weights - 1)
     return _sum_segments(work, call, grad, indices.numel, indices.itemsize, weights, bags=True)
 
@@ -87,13 +89,47 @@ def embedding_bag_backward(call: Call) -> Work:
 def cat(call: Call) -> Work:
     tensors = [t for t in tensors_in(call.arguments[0]) if t.numel > 0]
     result = call.results[0]
-    batched = len(tensors) > 1 and len(result.sizes) <= 4 and all(t.dtype == result.dtype for t in tensors)
+    batched = len(tensors) > 1 and len(result.sizes) <= 4 and result.numel <= INT32_MAX and all(t.dtype == result.dtype for t in tensors)
     return Work(launches=-(-len(tensors) // 128) if batched else len(tensors))
+
+
+def _broadcast(indices: list[Tensor]) -> list[Tensor]:
+    """Indices at the shape they have together, which strides of 0 give them."""
+    rank = max((len(index.sizes) for index in indices), default=0)
+    shape = tuple(max(column) for column in reversed(_columns([index.sizes for index in indices]))) if rank else ()
+    each = []
+    for index in indices:
+        missing = rank - len(index.sizes)
+        sizes, strides = (1,) * missing + index.sizes, (0,) * missing + index.strides
+        each.append(index._replace(sizes=shape, strides=tuple(0 if a != b else s for a, b, s in zip(sizes, shape, strides, strict=True))))
+    return each
+
+
+def _add_index_copies(work: Work, indices: list[Tensor]) -> Work:
+    """Several indices must have one layout, long and on the device (TensorAdvancedIndexing.cpp, make_info)."""
+    for index in indices:
+        if index.dtype == "Int" or index.device != "cuda":
+            work.temporary(8 * index.numel)
+            work.launches += 1
+    spread = _broadcast(indices)
+    if len({index.strides for index in spread}) > 1:
+        for index in spread:
+            add_input_copy(work, index._replace(dtype="Long"))
+    return work
+
+
+@kernel("index")
+def index(call: Call) -> Work:
+    return _add_index_copies(Work(), list(tensors_in(call["indices"]))).out(0)
 
 
 def _check_range(work: Work, call: Call, index: Tensor) -> None:
     """Asserts on the device that no index is out of range: smallest and largest, each compared and asserted."""
     ends = [work.temporary(index.itemsize) for _ in range(2)]
+    copies = work.launches
+    add_input_copy(work, index)
+    if work.launches > copies:
+        work.free(work.last_temporary)
     add_reduction(work, index, [], call)
     for _ in ends:
         work.free(work.temporary(1))
@@ -101,36 +137,46 @@ def _check_range(work: Work, call: Call, index: Tensor) -> None:
     work.free(*reversed(ends))
 
 
+def _add_linear_index(work: Work, call: Call, index: Tensor) -> int:
+    """One index wrapped and times its stride; on the host if it lies there."""
+    if index.device != "cuda":
+        work.launches += 1
+        return work.temporary(8 * index.numel)
+    if not call.get("unsafe", False):
+        _check_range(work, call, index)
+    wrapped, scaled = work.temporary(8 * index.numel), work.temporary(8 * index.numel)
+    work.free(wrapped)
+    work.launches += 2
+    return scaled
+
+
 @kernel("index_put_", "_index_put_impl_")
 def index_put(call: Call) -> Work:
     """Adding at indices that may repeat sorts them first (index_put_with_sort_kernel)."""
-    if not call.get("accumulate", False):
-        return Work()
-    target, indices = call.inputs[0], list(tensors_in(call["indices"]))
-    values: Tensor = call["values"]
-    n = math.prod(max(sizes) for sizes in _columns([t.sizes for t in indices])) if indices else 1
+    indices = list(tensors_in(call["indices"]))
+    if not call.get("accumulate", False) or not indices:
+        return _add_index_copies(Work(), indices)
+    target, values = call.inputs[0], call["values"]
+    spread = _broadcast(indices)
+    n = spread[0].numel
     work = Work(launches=0)
-    for position, index in enumerate(indices):  # the linear index: wrapped, times its stride, added up
-        if not call.get("unsafe", False):
-            _check_range(work, call, index)
-        wrapped = work.temporary(8 * n)
-        scaled = work.temporary(8 * n)
-        work.free(wrapped)
-        work.launches += 2
-        if position:
+    for position, each in enumerate(spread):
+        scaled = _add_linear_index(work, call, each)
+        if position:  # added up
             work.launches += 1
             work.free(scaled)
-    if not values.is_contiguous:
-        work.temporary(values.nbytes)
+    slice_size = math.prod(target.sizes[d] for d in _unindexed(call["indices"], len(target.sizes)))
+    if not values.is_contiguous or values.numel != n * slice_size:  # expanded
+        work.temporary(n * slice_size * values.itemsize)
         work.launches += 1
     for _ in ("sorted", "original", "numbering"):
         work.temporary(8 * n)
-    work.launches += 2  # divided by the size of a slice; numbered
-    indexed = len(indices)
-    slice_size = math.prod(target.sizes[indexed:])
-    add_radix_sort(work, call, n, 8, 8, bits(max(0, target.numel // max(1, slice_size) - 1)))
-    work.launches += 1
-    return work
+    work.launches += 3  # divided by the size of a slice; numbered; added
+    return add_radix_sort(work, call, n, 8, 8, bits(max(0, target.numel // max(1, slice_size) - 1)))
+
+
+def _unindexed(indices: list[Tensor | None], rank: int) -> list[int]:
+    return [d for d in range(rank) if d >= len(indices) or indices[d] is None]
 
 
 def _columns(shapes: list[tuple[int, ...]]) -> list[list[int]]:

@@ -5,7 +5,8 @@ A structured loss makes its output at the shape of the input before it reduces i
 
 from __future__ import annotations
 
-from maya_core.device.kernels.call import Call, Tensor, Work, kernel
+from maya_core.device.kernels.call import Call, Tensor, Work, kernel, packed
+from maya_core.device.kernels.iterator import pointwise_launches
 from maya_core.device.kernels.reductions import KINDS, add_reduction
 
 NONE, MEAN, SUM = range(3)
@@ -18,11 +19,7 @@ def _reduce(work: Work, call: Call, each: Tensor) -> Work:
 def _each(call: Call) -> Tensor:
     """The loss of each element, before it is reduced."""
     source, result = call.inputs[0], call.results[0]
-    strides, step = [], 1
-    for size in reversed(source.sizes):
-        strides.append(step)
-        step *= size
-    return Tensor(result.dtype, source.sizes, tuple(reversed(strides)), "cuda")
+    return Tensor(result.dtype, source.sizes, packed(source.sizes), "cuda")
 
 
 @kernel("mse_loss", "smooth_l1_loss")
@@ -73,3 +70,9 @@ def nll_loss2d(call: Call) -> Work:
     if call["reduction"] == NONE:
         return Work(launches=2).out(1, 0)
     return Work(launches=4 if call["reduction"] == MEAN else 3)
+
+
+@kernel("nll_loss_backward", "nll_loss2d_backward")
+def nll_loss_backward(call: Call) -> Work:
+    """Zeroed, then written where the targets are."""
+    return Work(launches=pointwise_launches(call.results[0], []) + 1)

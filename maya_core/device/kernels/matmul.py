@@ -35,3 +35,16 @@ def _bias_in_epilogue(call: Call) -> bool:
     if bias.sizes[0] != second.sizes[1] or min(second.sizes) <= 1:
         return False
     return all(t.dtype in EPILOGUE_DTYPES for t in (first, second))
+
+
+@kernel("_grouped_mm")
+def grouped_mm(call: Call) -> Work:
+    """CUTLASS's grouped kernel on sm_90 and later (GroupMM.cu); before, the offsets are read back and each group is a product."""
+    offsets = call.get("offs")
+    groups = offsets.sizes[0] if offsets is not None else call.inputs[0].sizes[0]
+    if call.capability < 90:
+        return Work(launches=1 if offsets is None else 1 + groups).out(0).blas()
+    work = Work(launches=2).out(0)  # a kernel writes each group's problem, pointers and strides first
+    work.temporary(60 * groups)
+    work.temporary(512 * call.sms)
+    return work

@@ -61,7 +61,11 @@ def foreach(call: Call) -> Work:
         alike = all(a.sizes == b.sizes and a.strides == b.strides and b.device == "cuda" for a, b in zip(*lists[:2], strict=True))
         one_pair = len({(a.dtype, b.dtype) for a, b in zip(*lists[:2], strict=True)}) == 1
         return Work(launches=launches(tensors, 2) if alike and one_pair else len(tensors))
+    if name.startswith(("_foreach_addcmul", "_foreach_addcdiv")) and call.op.endswith(".Scalar") and all(not t.sizes for t in lists[-1]):
+        lists = lists[:-1]  # factors of one number each are read beside the lists (ForeachPointwiseOp.cu)
     if not takes_fast_route(lists):
+        return Work(launches=len(tensors))
+    if call.op.endswith(".Tensor") and any(t.dtype != tensors[0].dtype for t in call.inputs if not t.sizes):
         return Work(launches=len(tensors))
     if name == "_foreach_norm":
         return _norm(tensors)

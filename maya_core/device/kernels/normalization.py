@@ -7,7 +7,16 @@ import math
 from maya_core.device.kernels.call import Call, Tensor, Work, kernel
 from maya_core.device.kernels.reductions import add_input_copy, add_reduction
 
+LONGEST_VECTORIZED = 2**24  # integers a float holds exactly: layer_norm_kernel.cu counts elements in one
 MAX_BLOCK = 512  # Normalization.cuh's MAX_BLOCK_SIZE
+
+
+@kernel("native_layer_norm", "_fused_rms_norm")
+def layer_norm(call: Call) -> Work:
+    """One kernel that loads four elements at a time; moments and the rest apart where rows do not allow that."""
+    width = math.prod(call["normalized_shape"])
+    vectorized = width % 4 == 0 and width <= LONGEST_VECTORIZED and call["input"].dtype != "Double"
+    return add_input_copy(Work(launches=1 if vectorized else 2), call["input"])
 
 
 @kernel("native_layer_norm_backward", "_fused_rms_norm_backward")
@@ -15,7 +24,8 @@ def layer_norm_backward(call: Call) -> Work:
     grad, shape, mask = call["grad_out"], call["normalized_shape"], call["output_mask"]
     width = math.prod(shape)
     rows = grad.numel // max(width, 1)
-    work = Work(launches=int(mask[0])).out(*range(len(call.results)))
+    work = add_input_copy(Work(launches=int(mask[0])), call["input"]).out(*range(len(call.results)))
+    add_input_copy(work, grad)
     parameters = sum(bool(wanted) for wanted in mask[1:])
     if not parameters:
         return work
@@ -42,7 +52,13 @@ def softmax(call: Call) -> Work:
 def softmax_backward(call: Call) -> Work:
     work = Work(launches=2).out(0)
     work.temporary(call["grad_output"].nbytes)  # grad * output, in a kernel of its own
-    return work
+    return add_input_copy(work, call["output"])
+
+
+@kernel("_log_softmax_backward_data")
+def log_softmax_backward(call: Call) -> Work:
+    work = add_input_copy(Work().out(0), call["grad_output"])
+    return add_input_copy(work, call["output"])
 
 
 def _group_shape(call: Call) -> tuple[int, int, int, int]:

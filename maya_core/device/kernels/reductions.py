@@ -5,6 +5,7 @@ Follows ATen/native/cuda/Reduce.cuh (setReduceConfig).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from maya_core.device.kernels import iterator
@@ -111,12 +112,15 @@ def _part(it: iterator.Iterator, kind: Kind, source: Tensor, sms: int, threads_p
     return GlobalReduce(size, 4 * grid)
 
 
+def _reduced(source: Tensor, dims: list[int]) -> set[int]:
+    rank = len(source.sizes)
+    return {d % rank for d in dims} if dims and rank else set(range(rank))
+
+
 def reduction_parts(source: Tensor, dims: list[int], kind: Kind, sms: int, threads_per_sm: int) -> list[GlobalReduce | None]:
     """One entry per kernel launched: what it needs of global memory, if anything."""
     rank = len(source.sizes)
-    reduced = {d % rank for d in dims} if rank else set()
-    if not dims:
-        reduced = set(range(rank))
+    reduced = _reduced(source, dims)
     kept = 1
     out_strides = [0] * rank
     for d in range(rank - 1, -1, -1):
@@ -137,18 +141,26 @@ def add_input_copy(work: Work, source: Tensor) -> Work:
     return work
 
 
-def add_reduction(work: Work, source: Tensor, dims: list[int], call: Call, kind: Kind = SUM) -> Work:
-    """Adds the kernels of a reduction, with their buffers, to work that has allocated its output."""
+def add_reduction(work: Work, source: Tensor, dims: list[int], call: Call, kind: Kind = SUM, result: Tensor | None = None) -> Work:
+    """Adds the kernels of a reduction, with their buffers, to work that has allocated its output (`result`, if not of the input's dtype)."""
     if source.numel == 0:
         work.launches += 1
         return work
-    for part in reduction_parts(source, dims, kind, call.sms, call.threads_per_sm):
+    parts = reduction_parts(source, dims, kind, call.sms, call.threads_per_sm)
+    between = None
+    if len(parts) > 1:  # what one part has accumulated the next goes on with: in the output, if that is wide enough
+        outputs = source.numel // math.prod(source.sizes[d] for d in _reduced(source, dims))
+        if (result.itemsize if result else source.itemsize) < kind.accumulator_bytes(source):
+            between = work.temporary(outputs * kind.accumulator_bytes(source))
+    for part in parts:
         work.launches += 1
         if part is not None:
             buffer = work.temporary(part.buffer_bytes)
             semaphores = work.temporary(part.semaphore_bytes)
             work.launches += 1  # the semaphores are zeroed first
             work.free(semaphores, buffer)
+    if between is not None:
+        work.free(between)
     return work
 
 
@@ -183,4 +195,4 @@ def reduce(call: Call) -> Work:
         source = read
         work.launches += 1
         work.temporary(source.nbytes)
-    return add_reduction(work, source, _dims(call), call, kind)
+    return add_reduction(work, source, _dims(call), call, kind, call.results[-1] if call.results else None)

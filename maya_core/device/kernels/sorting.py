@@ -93,6 +93,8 @@ def scan(call: Call) -> Work:
     if source.dtype != result.dtype or not source.is_contiguous:
         work.temporary(source.numel * result.itemsize)
         work.launches += 1
+    if not source.sizes:
+        return Work()  # copied
     if source.numel == _length(source, call.get("dim", 0)):
         return add_scan(work, source.numel, result.itemsize)
     work.launches += 1

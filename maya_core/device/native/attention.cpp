@@ -68,32 +68,33 @@ bool can_use_cudnn(const sdp_params& params) {
   if (!all(std::array<Check, 3>{sdp::check_nonzero_sequence_lengths_dense, sdp::check_last_dim_stride_equals_1_dense<true>,
                                 sdp::check_batch_size_and_num_heads_dense<true, false>}, params)) return false;
   const int64_t head = params.query.size(3), value_head = params.value.size(3);
-  const bool hopper_or_blackwell = sm() == 90 || config().major == 10;
-  int64_t limit = 128;
-  if (hopper_or_blackwell && head == 192 && value_head == 128) limit = 192;
+  int64_t limit = sm() == 90 ? 256 : 128;
+  if (config().major == 10 && head == 192 && value_head == 128) limit = 192;
   if (head > limit || value_head > limit || head % 8 || value_head % 8) return false;
   if (params.key.size(2) == 1 || (params.dropout != 0.0 && params.query.size(2) == 1)) return false;
   return true;
 }
 
-std::array<SDPBackend, sdp::num_backends> preference() {
-  static bool default_set = false;
-  auto& context = at::globalContext();
-  if (!default_set) {
-    default_set = true;
-    if (config().prefer_cudnn_attention)
-      context.setSDPPriorityOrder({int64_t(SDPBackend::cudnn_attention), int64_t(SDPBackend::flash_attention),
-                                   int64_t(SDPBackend::efficient_attention), int64_t(SDPBackend::math)});
-  }
-  return context.sDPPriorityOrder();
-}
+// torch keeps one order of preference for all; the device's own is put there for as long as it is installed.
+std::vector<int64_t> order_before;
 
 }  // namespace
+
+void prefer_attention_backends() {
+  auto& context = at::globalContext();
+  order_before.clear();
+  for (auto backend : context.sDPPriorityOrder()) order_before.push_back(int64_t(backend));
+  if (config().prefer_cudnn_attention)
+    context.setSDPPriorityOrder({int64_t(SDPBackend::cudnn_attention), int64_t(SDPBackend::flash_attention),
+                                 int64_t(SDPBackend::efficient_attention), int64_t(SDPBackend::math)});
+}
+
+void restore_attention_backends() { at::globalContext().setSDPPriorityOrder(order_before); }
 
 int64_t choose_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask,
                          double dropout, bool is_causal, std::optional<double>, bool enable_gqa) {
   const sdp_params params{query, key, value, mask, dropout, is_causal, enable_gqa};
-  for (auto backend : preference()) {
+  for (auto backend : at::globalContext().sDPPriorityOrder()) {
     switch (backend) {
       case SDPBackend::cudnn_attention: if (can_use_cudnn(params)) return int64_t(backend); break;
       case SDPBackend::flash_attention: if (can_use_flash(params)) return int64_t(backend); break;

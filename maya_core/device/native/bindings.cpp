@@ -88,6 +88,18 @@ class Side final : public PythonSide {
       for (size_t i = 0; i < returns.size(); i++) stack->push_back(torch::jit::toIValue(results[i], returns[i].type()));
     }
   }
+  std::optional<std::string> not_implemented(std::exception_ptr raised) override {
+    py::gil_scoped_acquire gil;
+    try {
+      std::rethrow_exception(raised);
+    } catch (py::error_already_set& error) {
+      if (error.matches(PyExc_NotImplementedError)) return error.what();
+    } catch (python_error& error) {
+      if (PyErr_GivenExceptionMatches(error.type, PyExc_NotImplementedError)) return error.what();
+    } catch (...) {
+    }
+    return std::nullopt;
+  }
   std::string no_rule_message(const std::string& op, const std::string& reason) override {
     py::gil_scoped_acquire gil;
     return no_rule_(op, reason).cast<std::string>();

@@ -271,6 +271,10 @@ std::unique_ptr<Entry> ask_meta(const c10::OperatorHandle& op, const std::string
     op.redispatchBoxed(DispatchKeySet(DispatchKey::Meta), &stack);
   } catch (const c10::NotImplementedError& error) {
     refuse(name, error.what_without_backtrace());
+  } catch (const std::exception&) {
+    if (python)
+      if (auto reason = python->not_implemented(std::current_exception())) refuse(name, *reason);
+    throw;
   }
   auto entry = std::make_unique<Entry>();
   for (const auto& value : stack) {
@@ -386,11 +390,11 @@ void allocate_outputs(const Entry& entry, const std::vector<TensorImpl*>& inputs
   }
 }
 
-void remember_results(const Entry& entry, const Stack& values, const Stack& results) {
-  auto one = [](const Output& output, const at::Tensor& tensor, const at::Tensor& value) {
+void remember_results(const Entry& entry, HostRun how, const Stack& values, const Stack& results) {
+  auto one = [how](const Output& output, const at::Tensor& tensor, const at::Tensor& value) {
     if (output.kind != Output::New || !tensor.defined() || !value.defined()) return;
-    if (tensor.sizes() == value.sizes()) remember(tensor, value);
-    else if (value.numel() == 1) remember_uniform(tensor, value.item());
+    if (how == HostRun::Exact && tensor.sizes() == value.sizes()) remember(tensor, value);
+    else if (how == HostRun::Uniform && value.numel() == 1) remember_uniform(tensor, value.item());
   };
   for (size_t i = 0; i < entry.returns.size() && i < values.size(); i++) {
     const auto& spec = entry.returns[i];
@@ -454,12 +458,16 @@ struct Kernel final : c10::OperatorKernel {
 
     apply_resizes(*entry, key->tensors);  // first: an out= tensor that came empty can then be written on the host too
     Stack values;
-    const bool known = traits.computable && !entry->host_cannot.load(std::memory_order_relaxed) &&
-                       compute_on_host(op, traits, arguments, entry->new_elements, values);
+    HostRun host = HostRun::NotKnown;
+    if (traits.computable && !entry->host_cannot.load(std::memory_order_relaxed)) {
+      host = compute_on_host(op, traits, arguments, entry->new_elements, values);
+      if (host == HostRun::Failed) entry->host_cannot = true;
+    }
+    const bool known = host == HostRun::Exact || host == HostRun::Uniform;
     Stack results;
     allocate_outputs(*entry, key->tensors, results);
     launch(entry->plan);
-    if (known) remember_results(*entry, values, results);
+    if (known) remember_results(*entry, host, values, results);
     else assume_outcome(traits, arguments, results);
     stack->resize(base);
     for (auto& result : results) stack->push_back(std::move(result));

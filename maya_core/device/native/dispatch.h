@@ -30,6 +30,7 @@ struct PythonSide {
   virtual Plan plan(const std::string& op, const c10::FunctionSchema* schema, at::ArrayRef<c10::IValue> arguments, at::ArrayRef<c10::IValue> returns) = 0;
   virtual bool has_rule(const std::string& op) = 0;
   virtual void call_rule(const std::string& op, const c10::FunctionSchema& schema, torch::jit::Stack* stack) = 0;
+  virtual std::optional<std::string> not_implemented(std::exception_ptr raised) = 0;  // by a Meta kernel written in Python
   virtual std::string no_rule_message(const std::string& op, const std::string& reason) = 0;
 };
 void set_python_side(std::unique_ptr<PythonSide> side);

@@ -160,11 +160,12 @@ std::unordered_set<std::string> register_handwritten_kernels(torch::Library& ate
   BY_HAND("_fused_sdp_choice", &choose_attention);
 #undef BY_HAND
   at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&choose_attention);
+  prefer_attention_backends();
   register_rnn_stubs();
   return names;
 }
 
 // On a CPU build nobody else reads these pointers; a CUDA build without a GPU cannot run what they pointed to.
-void restore_stubs() {}
+void restore_stubs() { restore_attention_backends(); }
 
 }  // namespace maya

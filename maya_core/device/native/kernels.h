@@ -16,6 +16,9 @@ void restore_stubs();
 int64_t choose_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask,
                          double dropout, bool is_causal, std::optional<double> scale, bool enable_gqa);
 
+void prefer_attention_backends();
+void restore_attention_backends();
+
 void register_rnn_stubs();
 
 // Replaces masks among the indices of an indexing op by the indices they stand for.

@@ -260,8 +260,8 @@ ValueTraits value_traits(const c10::OperatorHandle& op) {
   return traits;
 }
 
-bool compute_on_host(const c10::OperatorHandle& op, const ValueTraits& traits, at::ArrayRef<IValue> arguments,
-                     int64_t new_elements, torch::jit::Stack& results) {
+HostRun compute_on_host(const c10::OperatorHandle& op, const ValueTraits& traits, at::ArrayRef<IValue> arguments,
+                        int64_t new_elements, torch::jit::Stack& results) {
   int64_t elements = new_elements;
   bool floats = false, all_uniform = true;
   for (size_t i = 0; i < arguments.size(); i++) {
@@ -279,7 +279,7 @@ bool compute_on_host(const c10::OperatorHandle& op, const ValueTraits& traits, a
       elements += written && tensor.has_storage() ? int64_t(tensor.storage().nbytes() / tensor.element_size()) : tensor.numel();
       return true;
     });
-    if (!go_on) return false;
+    if (!go_on) return HostRun::NotKnown;
   }
   OnHost on_host;
   const int64_t limit = traits.heavy ? 4096 : floats ? kKnownFloats : kKnownIntegers;
@@ -297,8 +297,11 @@ bool compute_on_host(const c10::OperatorHandle& op, const ValueTraits& traits, a
         return writable_value(tensor, shadow);
       }));
     }
-    if (!run(op, traits, stack)) return false;
-  } else if (traits.pointwise && all_uniform) {
+    if (!run(op, traits, stack)) return HostRun::Failed;
+    results = std::move(stack);
+    return HostRun::Exact;
+  }
+  if (traits.pointwise && all_uniform) {
     // One element of each stands for all: shapes of ones keep the number of dimensions, which type promotion looks at.
     std::vector<std::pair<at::Tensor, at::Tensor>> changed;
     for (size_t i = 0; i < arguments.size(); i++) {
@@ -311,16 +314,15 @@ bool compute_on_host(const c10::OperatorHandle& op, const ValueTraits& traits, a
         return element;
       }));
     }
-    if (!run(op, traits, stack)) return false;
+    if (!run(op, traits, stack)) return HostRun::Failed;
     for (auto& [tensor, element] : changed) {
-      if (element.numel() != 1) return false;
+      if (element.numel() != 1) return HostRun::NotKnown;
       remember_uniform(tensor, element.item());
     }
-  } else {
-    return false;
+    results = std::move(stack);
+    return HostRun::Uniform;
   }
-  results = std::move(stack);
-  return true;
+  return HostRun::NotKnown;
 }
 
 void assume_outcome(const ValueTraits& traits, at::ArrayRef<IValue> arguments, at::ArrayRef<IValue> returns) {

@@ -35,9 +35,15 @@ struct ValueTraits {  // fixed per op, from its schema and tags
 ValueTraits value_traits(const c10::OperatorHandle& op);
 
 // Runs the op on the host if all its inputs are known and small. Results of the op's own (new tensors) are returned;
-// tensors changed in place have their shadows changed. False: nothing is known of the outcome.
-bool compute_on_host(const c10::OperatorHandle& op, const ValueTraits& traits, at::ArrayRef<c10::IValue> arguments,
-                     int64_t new_elements, torch::jit::Stack& results);
+// tensors changed in place have their shadows changed.
+enum class HostRun : uint8_t {
+  NotKnown,  // inputs unknown or too large: nothing is known of the outcome
+  Failed,    // the host has no kernel for such a call, and never will
+  Exact,     // `results` are the op's
+  Uniform,   // `results` have one element that stands for all
+};
+HostRun compute_on_host(const c10::OperatorHandle& op, const ValueTraits& traits, at::ArrayRef<c10::IValue> arguments,
+                        int64_t new_elements, torch::jit::Stack& results);
 // After the op: forget what it changed, and assume what the traits say of results nothing is known of.
 void assume_outcome(const ValueTraits& traits, at::ArrayRef<c10::IValue> arguments, at::ArrayRef<c10::IValue> returns);
 

@@ -125,11 +125,27 @@ def quantize(rules: Rules, *_: Any) -> torch.Tensor:
     raise NotImplementedError(no_rule_message("aten::quantize_*", "quantized tensors are not emulated"))
 
 
+def _check_grouped_operand(matrix: torch.Tensor) -> None:
+    """Rows or columns must be packed, and start at multiples of 16 bytes."""
+    row, column = matrix.stride()[-2:]
+    rows, columns = matrix.shape[-2:]
+    if column == 1 and row >= max(1, columns):
+        leading = row
+    elif row == 1 and column >= max(1, rows):
+        leading = column
+    else:
+        raise RuntimeError(f"Invalid strides/sizes, got {list(matrix.stride())} for strides and {list(matrix.shape)} for sizes")
+    if leading * matrix.element_size() % 16:
+        raise RuntimeError("strides should be multiple of 16 bytes")
+
+
 @describe("aten::_grouped_mm")
 def grouped_mm(
     self: torch.Tensor, mat2: torch.Tensor, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None, out_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """torch's Meta kernel wants bfloat16; CUDA multiplies group by group in other types. Rows are padded to 16 bytes."""
+    for matrix in (self, mat2):
+        _check_grouped_operand(matrix)
     dtype = out_dtype or self.dtype
     rows = self.size(0) if self.dim() == 2 else self.size(1)
     groups = offs.size(0) if self.dim() == mat2.dim() == 2 and offs is not None else self.size(0)
