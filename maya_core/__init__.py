@@ -1,10 +1,10 @@
 """Maya: what a training job will do to its GPUs, before any GPU is reserved.
 
-    import maya_core
+import maya_core
 
-    with maya_core.emulate("h100") as job:
-        train()
-    print(job.summary)
+with maya_core.emulate("h100") as job:
+    train()
+print(job.summary)
 """
 
 from typing import TYPE_CHECKING, Any

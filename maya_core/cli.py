@@ -31,16 +31,24 @@ def _steps(value: str) -> int | None:
     if value == "all":
         return None
     if not value.isdigit() or int(value) < 1:
-        raise MayaError(f"--steps {value}: not a number of steps.", "Give a number from 1, or 'all' to let the program run to its end.")
+        raise MayaError(
+            f"--steps {value}: not a number of steps.",
+            "Give a number from 1, or 'all' to let the program run to its end.",
+        )
     return int(value)
 
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def run(
-    command: Annotated[list[str], typer.Argument(help="The command to run, as you would type it: python train.py ...", metavar="-- COMMAND")],
+    command: Annotated[
+        list[str],
+        typer.Argument(help="The command to run, as you would type it: python train.py ...", metavar="-- COMMAND"),
+    ],
     gpu: Annotated[str, typer.Option(help="Which GPU to emulate; `maya gpus` lists them.")] = DEFAULT_GPU,
     gpus_per_node: Annotated[int, typer.Option(min=1, max=64, help="GPUs the program sees.")] = 1,
-    steps: Annotated[str, typer.Option(help="Stop after this many optimizer steps; 'all' lets the program run to its end.")] = "3",
+    steps: Annotated[
+        str, typer.Option(help="Stop after this many optimizer steps; 'all' lets the program run to its end.")
+    ] = "3",
     out: Annotated[Path, typer.Option(help="Folder for the trace.")] = Path("maya-out"),
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the summary as JSON to this file.")] = None,
 ) -> None:
@@ -52,7 +60,11 @@ def run(
     done = run_command(split_command(command), gpu=gpu, gpus=gpus_per_node, steps=_steps(steps), out=out)
     console = Console()
     if not done.traces:
-        reason = f"it ended with exit code {done.exit_code}" if done.exit_code else "it never imported torch, or ended without leaving Python"
+        reason = (
+            f"it ended with exit code {done.exit_code}"
+            if done.exit_code
+            else "it never imported torch, or ended without leaving Python"
+        )
         raise MayaError(f"the command left no trace: {reason}.", "Its own output above says more.")
     summary = summarise(done.traces)
     console.print(render(summary))

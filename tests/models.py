@@ -16,7 +16,9 @@ def _tokens(vocabulary: int, batch: int = 2, length: int = 64) -> torch.Tensor:
     return torch.randint(0, vocabulary, (batch, length)).to("cuda")  # as a data loader brings it: from the host
 
 
-def _hugging_face(cls: type, config: transformers.PretrainedConfig, attention: str, batch: Callable[[], dict[str, torch.Tensor]]) -> tuple[nn.Module, Loss]:
+def _hugging_face(
+    cls: type, config: transformers.PretrainedConfig, attention: str, batch: Callable[[], dict[str, torch.Tensor]]
+) -> tuple[nn.Module, Loss]:
     config._attn_implementation = attention
     with torch.device("cuda"):
         model = cls(config)
@@ -26,7 +28,12 @@ def _hugging_face(cls: type, config: transformers.PretrainedConfig, attention: s
 
 def llama(attention: str = "sdpa") -> tuple[nn.Module, Loss]:
     config = transformers.LlamaConfig(
-        hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=1000
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=1000,
     )
 
     def batch() -> dict[str, torch.Tensor]:
@@ -47,7 +54,9 @@ def gpt2(attention: str = "sdpa") -> tuple[nn.Module, Loss]:
 
 
 def bert(attention: str = "sdpa") -> tuple[nn.Module, Loss]:
-    config = transformers.BertConfig(hidden_size=128, num_hidden_layers=2, num_attention_heads=4, intermediate_size=256, vocab_size=1000)
+    config = transformers.BertConfig(
+        hidden_size=128, num_hidden_layers=2, num_attention_heads=4, intermediate_size=256, vocab_size=1000
+    )
 
     def batch() -> dict[str, torch.Tensor]:
         mask = torch.ones(2, 64, dtype=torch.long)
@@ -58,7 +67,9 @@ def bert(attention: str = "sdpa") -> tuple[nn.Module, Loss]:
 
 
 def t5(attention: str = "eager") -> tuple[nn.Module, Loss]:
-    config = transformers.T5Config(d_model=128, d_ff=256, num_layers=2, num_heads=4, d_kv=32, vocab_size=1000, decoder_start_token_id=0)
+    config = transformers.T5Config(
+        d_model=128, d_ff=256, num_layers=2, num_heads=4, d_kv=32, vocab_size=1000, decoder_start_token_id=0
+    )
 
     def batch() -> dict[str, torch.Tensor]:
         return {"input_ids": _tokens(1000), "labels": _tokens(1000, length=32)}
@@ -67,7 +78,15 @@ def t5(attention: str = "eager") -> tuple[nn.Module, Loss]:
 
 
 def vit(attention: str = "sdpa") -> tuple[nn.Module, Loss]:
-    config = transformers.ViTConfig(hidden_size=128, num_hidden_layers=2, num_attention_heads=4, intermediate_size=256, image_size=64, patch_size=8, num_labels=10)
+    config = transformers.ViTConfig(
+        hidden_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=256,
+        image_size=64,
+        patch_size=8,
+        num_labels=10,
+    )
 
     def batch() -> dict[str, torch.Tensor]:
         return {"pixel_values": torch.randn(2, 3, 64, 64).cuda(), "labels": torch.tensor([1, 2]).cuda()}
@@ -90,7 +109,13 @@ def whisper(attention: str = "sdpa") -> tuple[nn.Module, Loss]:
 
 def mixtral(attention: str = "sdpa") -> tuple[nn.Module, Loss]:
     config = transformers.MixtralConfig(
-        hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=1000, num_local_experts=4
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=1000,
+        num_local_experts=4,
     )
 
     def batch() -> dict[str, torch.Tensor]:
@@ -123,7 +148,11 @@ def resnet(_: str = "") -> tuple[nn.Module, Loss]:
 class LSTMModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.lstm, self.head = nn.Embedding(1000, 64), nn.LSTM(64, 128, 2, batch_first=True, dropout=0.1), nn.Linear(128, 1000)
+        self.embed, self.lstm, self.head = (
+            nn.Embedding(1000, 64),
+            nn.LSTM(64, 128, 2, batch_first=True, dropout=0.1),
+            nn.Linear(128, 1000),
+        )
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.head(self.lstm(self.embed(tokens))[0])

@@ -59,7 +59,14 @@ def _build_key() -> str:
 
 
 def _flags() -> list[str]:
-    return ["-O2", "-std=c++20", "-fPIC", "-w", "-DTORCH_EXTENSION_NAME=" + MODULE, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
+    return [
+        "-O2",
+        "-std=c++20",
+        "-fPIC",
+        "-w",
+        "-DTORCH_EXTENSION_NAME=" + MODULE,
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+    ]
 
 
 def _compiler() -> str:
@@ -83,7 +90,11 @@ def _run(command: list[str]) -> None:
 
 def _compile(target: Path) -> None:
     root = Path(torch.__file__).parent
-    includes = [f"-I{root}/include", f"-I{root}/include/torch/csrc/api/include", f"-I{sysconfig.get_paths()['include']}"]
+    includes = [
+        f"-I{root}/include",
+        f"-I{root}/include/torch/csrc/api/include",
+        f"-I{sysconfig.get_paths()['include']}",
+    ]
     compiler = _compiler()
     sources = sorted(SOURCES.glob("*.cpp"), key=lambda source: -source.stat().st_size)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
@@ -125,7 +136,11 @@ def native() -> ModuleType:
             with open(folder / "lock", "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # given back by the kernel if we die
                 if not target.exists():
-                    print("maya: compiling the emulated device, once for this torch (about a minute) ...", file=sys.stderr, flush=True)
+                    print(
+                        "maya: compiling the emulated device, once for this torch (about a minute) ...",
+                        file=sys.stderr,
+                        flush=True,
+                    )
                     _compile(target)
         _native = _load(target)
     return _native

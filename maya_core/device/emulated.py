@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-import torch
-
 from maya_core.device import build, ops
 from maya_core.device.face import cuda as face
 from maya_core.device.kernels import Planner
@@ -38,7 +36,10 @@ class EmulatedDevice:
     def __init__(self, gpu: Gpu, gpus: int) -> None:
         self.native = build.native()
         if self.native.installed():
-            raise MayaError("an emulation is running already in this process.", "Leave the first `emulate(...)` block before entering another.")
+            raise MayaError(
+                "an emulation is running already in this process.",
+                "Leave the first `emulate(...)` block before entering another.",
+            )
         self.gpu = gpu
         self.gpus = gpus
         self.planner = Planner(gpu)
@@ -58,11 +59,15 @@ class EmulatedDevice:
         self.rules = Rules(self.native)
         composed = self.rules.without_rule(ops.sparse_ops())
         try:
-            self.native.install(config, ops.cuda_ops(), composed, self.planner.plan, self.rules.table(), no_rule_message)
+            self.native.install(
+                config, ops.cuda_ops(), composed, self.planner.plan, self.rules.table(), no_rule_message
+            )
         except BaseException as error:
             self.rules.close()
             if isinstance(error, ValueError):  # the allocator's configuration is the only thing a user writes here
-                raise MayaError(f"PYTORCH_ALLOC_CONF or PYTORCH_CUDA_ALLOC_CONF: {error}", "Correct or unset it.") from error
+                raise MayaError(
+                    f"PYTORCH_ALLOC_CONF or PYTORCH_CUDA_ALLOC_CONF: {error}", "Correct or unset it."
+                ) from error
             raise
         try:
             face.put_on(self.native, gpu, gpus, self.patches)

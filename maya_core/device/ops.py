@@ -27,7 +27,10 @@ def _table() -> dict[str, dict[str, Any]]:
     path = Path(torchgen.__file__).parent / "packaged/ATen/native/native_functions.yaml"
     functions = yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     wanted = ("dispatch", "structured_delegate", "ufunc_inner_loop")
-    table = {function["func"].split("(")[0].strip(): {key: function[key] for key in wanted if key in function} for function in functions}
+    table = {
+        function["func"].split("(")[0].strip(): {key: function[key] for key in wanted if key in function}
+        for function in functions
+    }
     kept.parent.mkdir(parents=True, exist_ok=True)
     part = kept.with_suffix(f".{os.getpid()}.part")
     part.write_text(json.dumps(table))
@@ -44,7 +47,7 @@ def _on_cuda(function: dict[str, Any]) -> bool:
     if "CUDA" in _kernels(function) or "ufunc_inner_loop" in function:
         return True
     delegate = function.get("structured_delegate")
-    return bool(delegate) and _on_cuda(_table()[delegate])
+    return delegate is not None and _on_cuda(_table()[delegate])
 
 
 def cuda_ops() -> list[str]:

@@ -6,7 +6,6 @@ import platform
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 import torch
@@ -63,7 +62,10 @@ class Emulation:
                 "alloc_retries": [s["num_alloc_retries"] for s in stats],
             },
             events=events,
-            signatures=[Signature(s.op, tuple(s.names), s.arguments, s.outputs, s.launches, s.flops) for s in self.device.planner.signatures],
+            signatures=[
+                Signature(s.op, tuple(s.names), s.arguments, s.outputs, s.launches, s.flops)
+                for s in self.device.planner.signatures
+            ],
             modules=list(self.modules.names),
             streams=native.streams(),
         )
@@ -95,10 +97,14 @@ class emulate:
     `steps` ends the block after that many optimizer steps; `out` is a folder for the trace.
     """
 
-    def __init__(self, gpu: str = DEFAULT_GPU, *, gpus: int = 1, steps: int | None = None, out: str | Path | None = None) -> None:
+    def __init__(
+        self, gpu: str = DEFAULT_GPU, *, gpus: int = 1, steps: int | None = None, out: str | Path | None = None
+    ) -> None:
         find_gpu(gpu)
         if gpus < 1 or gpus > 64:
-            raise MayaError(f"gpus={gpus} cannot be emulated in one process.", "Give a number from 1 to 64: the GPUs of one node.")
+            raise MayaError(
+                f"gpus={gpus} cannot be emulated in one process.", "Give a number from 1 to 64: the GPUs of one node."
+            )
         self._settings = Settings(gpu=gpu, gpus=gpus, steps=steps, out=None if out is None else Path(out))
         self._emulation: Emulation | None = None
 
@@ -106,7 +112,9 @@ class emulate:
         self._emulation = Emulation(self._settings)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> bool:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> bool:
         assert self._emulation is not None
         stopped = isinstance(error, StopProgram)
         self._emulation.finish("completed" if error is None else "stopped" if stopped else "failed")
@@ -123,4 +131,3 @@ class emulate:
     def summary(self) -> Summary:
         """Peak memory, whether it fits, kernels and FLOPs per step."""
         return summarise([self.trace])
-

@@ -28,4 +28,6 @@ class ModulePaths:
             self.native.number_module(module, len(self.names))
             self.names.append(f"{type(root).__name__}.{path}" if path else type(root).__name__)
         self.native.label([p.detach() for p in root.parameters() if p.is_cuda], Category.PARAMETERS)
-        self.native.label([b.detach() for b in root.buffers() if isinstance(b, torch.Tensor) and b.is_cuda], Category.BUFFERS)
+        self.native.label(
+            [b.detach() for b in root.buffers() if isinstance(b, torch.Tensor) and b.is_cuda], Category.BUFFERS
+        )

@@ -16,7 +16,9 @@ def show_progress(limit: int | None) -> Callable[[int], None] | None:
     def show(step: int) -> None:
         total = f"/{limit}" if limit else ""
         last = limit is not None and step >= limit
-        sys.stderr.write(f"\rmaya: step {step}{total} emulated, {time.monotonic() - started:.1f} s" + ("\n" if last else ""))
+        sys.stderr.write(
+            f"\rmaya: step {step}{total} emulated, {time.monotonic() - started:.1f} s" + ("\n" if last else "")
+        )
         sys.stderr.flush()
 
     return show

@@ -30,14 +30,20 @@ def run_command(command: list[str], *, gpu: str, gpus: int, steps: int | None, o
     """Runs the command to its end, or to the end of its last emulated step."""
     program = shutil.which(command[0])
     if program is None:
-        raise MayaError(f"command not found: '{command[0]}'.", "Give the command as you would type it, after `--`: maya run -- python train.py")
+        raise MayaError(
+            f"command not found: '{command[0]}'.",
+            "Give the command as you would type it, after `--`: maya run -- python train.py",
+        )
     _check_out(out)
     native()  # compile here, once, where its message is seen
     out.mkdir(parents=True, exist_ok=True)
     settings = Settings(gpu=gpu, gpus=gpus, steps=steps, out=out.resolve())
     environment = {**os.environ, VARIABLE: settings.model_dump_json()}
     if environment.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
-        raise MayaError("TORCH_DEVICE_BACKEND_AUTOLOAD=0 is set: torch would not load the emulated device.", "Unset it and run again.")
+        raise MayaError(
+            "TORCH_DEVICE_BACKEND_AUTOLOAD=0 is set: torch would not load the emulated device.",
+            "Unset it and run again.",
+        )
     child = subprocess.Popen([program, *command[1:]], env=environment)
     try:
         exit_code = child.wait()
@@ -56,7 +62,10 @@ def _check_out(out: Path) -> None:
         raise MayaError(f"--out {out} is a file.", "Give a folder for the traces.")
     others = [entry for entry in out.iterdir() if entry.suffix not in {".trace", ".part"}]
     if others:
-        raise MayaError(f"--out {out} holds other files ({others[0].name}).", "Give an empty or new folder: traces are not mixed with them.")
+        raise MayaError(
+            f"--out {out} holds other files ({others[0].name}).",
+            "Give an empty or new folder: traces are not mixed with them.",
+        )
     for entry in out.iterdir():
         entry.unlink()
 

@@ -114,12 +114,21 @@ def _flops(count: int) -> str:
 def render(summary: Summary) -> Any:
     """The summary for a terminal."""
     gpu = find_gpu(summary.gpu)
-    lines: list[Any] = [Text(f"{gpu.driver_name}, emulated: {summary.steps} step{'s' * (summary.steps != 1)}, {summary.ended}", style="bold")]
+    lines: list[Any] = [
+        Text(
+            f"{gpu.driver_name}, emulated: {summary.steps} step{'s' * (summary.steps != 1)}, {summary.ended}",
+            style="bold",
+        )
+    ]
     for memory in summary.memory:
         lines.append(_memory_table(memory, len(summary.memory) > 1))
     if summary.kernels_per_step is not None and summary.flops_per_step is not None:
-        lines.append(Text(f"Per step: {summary.kernels_per_step:,} kernels and copies, {_flops(summary.flops_per_step)}"))
-        lines.append(Text("Most launched: " + ", ".join(f"{op} {count:,}" for op, count in summary.top_ops), style="dim"))
+        lines.append(
+            Text(f"Per step: {summary.kernels_per_step:,} kernels and copies, {_flops(summary.flops_per_step)}")
+        )
+        lines.append(
+            Text("Most launched: " + ", ".join(f"{op} {count:,}" for op, count in summary.top_ops), style="dim")
+        )
     else:
         lines.append(Text("No optimizer step was seen: figures per step are not known.", style="yellow"))
     return Group(*lines)
@@ -127,10 +136,22 @@ def render(summary: Summary) -> Any:
 
 def _memory_table(memory: DeviceMemory, numbered: bool) -> Table:
     if memory.fits:
-        verdict = Text(f"fits: {_bytes(memory.capacity_bytes - memory.peak_reserved_bytes - memory.outside_allocator_bytes)} free at the most crowded", style="green")
+        verdict = Text(
+            f"fits: {_bytes(memory.capacity_bytes - memory.peak_reserved_bytes - memory.outside_allocator_bytes)} free at the most crowded",
+            style="green",
+        )
     else:
-        verdict = Text(f"DOES NOT FIT: out of memory asking for {_bytes(memory.out_of_memory_bytes or 0)} in step {memory.peak_step}", style="bold red")
-    table = Table(title=f"Memory of GPU {memory.device}" if numbered else "Memory", title_justify="left", caption=verdict, caption_justify="left", show_header=False)
+        verdict = Text(
+            f"DOES NOT FIT: out of memory asking for {_bytes(memory.out_of_memory_bytes or 0)} in step {memory.peak_step}",
+            style="bold red",
+        )
+    table = Table(
+        title=f"Memory of GPU {memory.device}" if numbered else "Memory",
+        title_justify="left",
+        caption=verdict,
+        caption_justify="left",
+        show_header=False,
+    )
     table.add_column(style="bold")
     table.add_column(justify="right")
     table.add_column(style="dim")
@@ -138,7 +159,9 @@ def _memory_table(memory: DeviceMemory, numbered: bool) -> Table:
     table.add_row("peak allocated", _bytes(memory.peak_allocated_bytes), where)
     for category, count in memory.by_category_bytes.items():
         if count:
-            table.add_row(f"  {category.replace('_', ' ')}", _bytes(count), f"{100 * count / memory.peak_allocated_bytes:.0f} %")
+            table.add_row(
+                f"  {category.replace('_', ' ')}", _bytes(count), f"{100 * count / memory.peak_allocated_bytes:.0f} %"
+            )
     table.add_row("peak reserved", _bytes(memory.peak_reserved_bytes), "held by PyTorch's caching allocator")
     table.add_row("outside", _bytes(memory.outside_allocator_bytes), "CUDA context and libraries")
     table.add_row("capacity", _bytes(memory.capacity_bytes), "")

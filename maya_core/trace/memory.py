@@ -81,7 +81,9 @@ def _live_by_category(events: np.ndarray, here: np.ndarray, at: int) -> dict[str
             labels[live[where]] = Category(int(subject[index])).name.lower()
     if not peak_taken:
         at_peak = {made: _category_of(int(events["phase"][made])) for made in live.values()}
-    totals: dict[str, int] = dict.fromkeys([*(category.name.lower() for category in Category), "activations", "temporaries"], 0)
+    totals: dict[str, int] = dict.fromkeys(
+        [*(category.name.lower() for category in Category), "activations", "temporaries"], 0
+    )
     for made, guess in at_peak.items():
         totals[labels.get(made, guess)] += int(events["b"][made])
     return totals

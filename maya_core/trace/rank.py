@@ -114,7 +114,14 @@ def write_trace(path: Path, trace: RankTrace) -> None:
             np.save(buffer, values, allow_pickle=False)
             archive.writestr(f"events/{column}.npy", buffer.getvalue())
         rows = [
-            {"op": s.op, "names": list(s.names), "args": _to_json(s.arguments), "out": _to_json(s.outputs), "launches": s.launches, "flops": s.flops}
+            {
+                "op": s.op,
+                "names": list(s.names),
+                "args": _to_json(s.arguments),
+                "out": _to_json(s.outputs),
+                "launches": s.launches,
+                "flops": s.flops,
+            }
             for s in trace.signatures
         ]
         archive.writestr("signatures.json", json.dumps(rows, separators=(",", ":")))
@@ -138,13 +145,23 @@ def read_trace(path: str | Path) -> RankTrace:
                 values = np.load(io.BytesIO(archive.read(f"events/{column}.npy")), allow_pickle=False)
                 events[column] = np.cumsum(values) if column in _AS_DIFFERENCES else values
             signatures = [
-                Signature(row["op"], tuple(row["names"]), _from_json(row["args"]), _from_json(row["out"]), row["launches"], row["flops"])
+                Signature(
+                    row["op"],
+                    tuple(row["names"]),
+                    _from_json(row["args"]),
+                    _from_json(row["out"]),
+                    row["launches"],
+                    row["flops"],
+                )
                 for row in json.loads(archive.read("signatures.json"))
             ]
             modules = json.loads(archive.read("modules.json"))
             streams = [(device, stream) for device, stream in json.loads(archive.read("streams.json"))]
     except (zipfile.BadZipFile, KeyError, ValueError, EOFError, OSError) as error:
-        raise MayaError(f"{path} is not a whole Maya trace ({error}).", "It may be cut short or of another kind; run `maya run` again to make it anew.") from error
+        raise MayaError(
+            f"{path} is not a whole Maya trace ({error}).",
+            "It may be cut short or of another kind; run `maya run` again to make it anew.",
+        ) from error
     return RankTrace(meta, events, signatures, modules, streams)
 
 

@@ -39,18 +39,38 @@ def emulated(script: Path, gpu: str) -> dict[str, int]:
     environment = {**os.environ, "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1", "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory() as folder:
         maya = Path(sys.executable).parent / "maya"
-        command = [str(maya), "run", "--gpu", gpu, "--steps", "all", "--out", f"{folder}/out", "--", sys.executable, str(script.resolve())]
+        command = [
+            str(maya),
+            "run",
+            "--gpu",
+            gpu,
+            "--steps",
+            "all",
+            "--out",
+            f"{folder}/out",
+            "--",
+            sys.executable,
+            str(script.resolve()),
+        ]
         done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"{script.name} failed on {gpu}:\n{done.stderr[-3000:]}")
         line = next(json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
         trace = read_trace(next(Path(folder, "out").glob("*.trace")))
-    return {"allocated": line["max_memory_allocated"], "reserved": line["max_memory_reserved"], "launches": trace.launches(trace.events)}
+    return {
+        "allocated": line["max_memory_allocated"],
+        "reserved": line["max_memory_reserved"],
+        "launches": trace.launches(trace.events),
+    }
 
 
 def expected(row: dict[str, str]) -> dict[str, int]:
     launches = sum(int(row[name]) for name in ("launches", "gemms", "memsets", "memcpys") if row.get(name))
-    return {"allocated": int(row["max_memory_allocated"]), "reserved": int(row["max_memory_reserved"]), "launches": launches}
+    return {
+        "allocated": int(row["max_memory_allocated"]),
+        "reserved": int(row["max_memory_reserved"]),
+        "launches": launches,
+    }
 
 
 def main() -> None:

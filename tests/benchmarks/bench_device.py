@@ -71,7 +71,9 @@ class Llama(nn.Module):
         self.size = width // heads
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        angles = torch.arange(tokens.shape[1], device=tokens.device)[:, None] * torch.ones(self.size, device=tokens.device)
+        angles = torch.arange(tokens.shape[1], device=tokens.device)[:, None] * torch.ones(
+            self.size, device=tokens.device
+        )
         x, cos, sin = self.embed(tokens), angles.cos().to(torch.bfloat16), angles.sin().to(torch.bfloat16)
         for layer in self.layers:
             x = layer(x, cos, sin)
@@ -153,8 +155,12 @@ print(sum(p.numel() for p in model.parameters()), resource.getrusage(resource.RU
 def seventy_b_memory(table: Table) -> None:
     """In a process of its own, on a GPU large enough to hold it whole."""
     code = SEVENTY_B.format(here=str(Path(__file__).parent))
-    parameters, rss = map(int, subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split())
-    table.add_row("Llama-70B, two steps", f"{rss / 1e9:.2f} GB", f"host memory, {parameters / 1e9:.1f} B parameters, 80 layers")
+    parameters, rss = map(
+        int, subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    )
+    table.add_row(
+        "Llama-70B, two steps", f"{rss / 1e9:.2f} GB", f"host memory, {parameters / 1e9:.1f} B parameters, 80 layers"
+    )
 
 
 def main() -> None:
@@ -164,7 +170,9 @@ def main() -> None:
     compare_with_fake_tensors(table)
     llama_7b_step(table)
     seventy_b_memory(table)
-    table.add_row("this process", f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB", "host memory at most")
+    table.add_row(
+        "this process", f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB", "host memory at most"
+    )
     Console().print(table)
 
 

@@ -56,7 +56,9 @@ def test_flops_of_llama_are_those_of_its_matrices() -> None:
         optimizer.step()
     matrices = 6 * 2 * 64 * sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
     product = 2 * 2 * 4 * 64 * 64 * 32  # batch 2, 4 heads, 64 queries by 64 keys, head 32
-    assert job.summary.flops_per_step == matrices + 2 * (2 + 5) * product  # per layer two products forward, five backward
+    assert (
+        job.summary.flops_per_step == matrices + 2 * (2 + 5) * product
+    )  # per layer two products forward, five backward
 
 
 def test_memory_left_over_from_an_earlier_emulation_is_not_counted() -> None:
@@ -106,7 +108,9 @@ def test_autocast_with_grad_scaler(dtype: torch.dtype) -> None:
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-        assert scaler.get_scale() == (65536.0 if dtype == torch.float16 else 1.0)  # no overflow was assumed, so no step was skipped
+        assert scaler.get_scale() == (
+            65536.0 if dtype == torch.float16 else 1.0
+        )  # no overflow was assumed, so no step was skipped
     assert job.summary.steps == 3
 
 
@@ -115,7 +119,9 @@ def test_gradient_checkpointing_recomputes(reentrant: bool) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layers = nn.ModuleList(nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)) for _ in range(8))
+            self.layers = nn.ModuleList(
+                nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)) for _ in range(8)
+            )
 
         def forward(self, x: torch.Tensor, recompute: bool) -> torch.Tensor:
             for layer in self.layers:
@@ -143,7 +149,10 @@ def test_ops_know_their_module_in_forward_and_backward() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         model(torch.randn(8, 64, device="cuda")).sum().backward()
         optimizer.step()
-    named = [(job.trace.signatures[e["subject"]].op, job.trace.modules[e["module"]], Phase(e["phase"])) for e in job.trace.ops]
+    named = [
+        (job.trace.signatures[e["subject"]].op, job.trace.modules[e["module"]], Phase(e["phase"]))
+        for e in job.trace.ops
+    ]
     assert ("aten::addmm", "Sequential.0", Phase.FORWARD) in named
     assert ("aten::addmm", "Sequential.2", Phase.FORWARD) in named
     assert ("aten::mm", "Sequential.2", Phase.BACKWARD) in named
@@ -160,14 +169,26 @@ OPTIMIZERS = {
     "Adafactor": lambda p: torch.optim.Adafactor(p),
     "RMSprop": lambda p: torch.optim.RMSprop(p),
 }
-STATES = {"AdamW for-loop": 2, "AdamW foreach": 2, "AdamW fused": 2, "SGD": 0, "SGD momentum": 1, "RMSprop": 1}  # tensors per parameter
+STATES = {
+    "AdamW for-loop": 2,
+    "AdamW foreach": 2,
+    "AdamW fused": 2,
+    "SGD": 0,
+    "SGD momentum": 1,
+    "RMSprop": 1,
+}  # tensors per parameter
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers(name: str) -> None:
     with maya_core.emulate("h100") as job:
         model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(4))).cuda()
-        _train(model, lambda: model(torch.randn(8, 1024, device="cuda")).sum(), OPTIMIZERS[name](model.parameters()), steps=3)
+        _train(
+            model,
+            lambda: model(torch.randn(8, 1024, device="cuda")).sum(),
+            OPTIMIZERS[name](model.parameters()),
+            steps=3,
+        )
     states = max(peak.by_category_bytes["optimizer_state"] for peak in job.summary.memory)
     if name in STATES:
         assert states // (4 << 20) == 4 * STATES[name]

@@ -48,7 +48,9 @@ def test_the_process_trains_on_the_cpu_before_during_and_after() -> None:
     before = train_on_cpu()
     with maya_core.emulate("a100", gpus=4):
         during = train_on_cpu()
-        torch.randn(4, requires_grad=True, device="cuda:3").sum().backward()  # needs engine threads made after the first backward
+        torch.randn(
+            4, requires_grad=True, device="cuda:3"
+        ).sum().backward()  # needs engine threads made after the first backward
     assert before == during == train_on_cpu()
 
 
@@ -187,7 +189,9 @@ def test_nvtx_profiler_and_cudart(device: EmulatedDevice) -> None:
         torch.ones(2, device="cuda")
     torch.cuda.cudart().cudaProfilerStart()
     torch.cuda.check_error(0)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    ) as profile:
         torch.ones(10, device="cuda").sum()
     assert "aten::sum" in {event.key for event in profile.key_averages()}
 

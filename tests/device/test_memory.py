@@ -18,7 +18,9 @@ def test_sizes_are_rounded_and_pooled(device: EmulatedDevice) -> None:
     assert (torch.cuda.memory_allocated(), torch.cuda.memory_reserved()) == (512, 2 * MIB)
     large = torch.empty(MIB + 1, dtype=torch.uint8, device="cuda")  # past 1 MiB: from a segment of 20 MiB
     assert torch.cuda.memory_reserved() == 22 * MIB
-    huge = torch.empty(11 * MIB, dtype=torch.uint8, device="cuda")  # past 10 MiB and larger than what is left: its own, in steps of 2 MiB
+    huge = torch.empty(
+        11 * MIB, dtype=torch.uint8, device="cuda"
+    )  # past 10 MiB and larger than what is left: its own, in steps of 2 MiB
     assert torch.cuda.memory_reserved() == 22 * MIB + (0 if 11 * MIB <= 19 * MIB - 512 else 12 * MIB)
     del small, large, huge
     assert torch.cuda.memory_allocated() == 0
@@ -46,11 +48,14 @@ def test_statistics_agree_with_each_other(device: EmulatedDevice) -> None:
 def test_out_of_memory_has_pytorchs_wording_and_can_be_survived(device: EmulatedDevice) -> None:
     held = torch.empty(70 * 2**30, dtype=torch.uint8, device="cuda")
     with pytest.raises(
-        torch.OutOfMemoryError, match=r"CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79.18 GiB of which 8.67 GiB is free"
+        torch.OutOfMemoryError,
+        match=r"CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79.18 GiB of which 8.67 GiB is free",
     ):
         torch.empty(20 * 2**30, dtype=torch.uint8, device="cuda")
     del held
-    assert torch.empty(20 * 2**30, dtype=torch.uint8, device="cuda").numel() == 20 * 2**30  # after freeing what is cached
+    assert (
+        torch.empty(20 * 2**30, dtype=torch.uint8, device="cuda").numel() == 20 * 2**30
+    )  # after freeing what is cached
     assert torch.cuda.memory_stats()["num_ooms"] == 1
 
 
@@ -117,7 +122,9 @@ def test_snapshot_opens_in_memory_viz(device: EmulatedDevice, tmp_path) -> None:
     assert "test_snapshot_opens_in_memory_viz" in frames
     from torch.cuda import _memory_viz
 
-    assert "<html" in _memory_viz.trace_plot(snapshot).lower() or "<!doctype" in _memory_viz.trace_plot(snapshot).lower()
+    assert (
+        "<html" in _memory_viz.trace_plot(snapshot).lower() or "<!doctype" in _memory_viz.trace_plot(snapshot).lower()
+    )
     assert "active_allocated" in _memory_viz.segsum(snapshot) or _memory_viz.segsum(snapshot)
     assert keep.numel() == 3 * MIB
 

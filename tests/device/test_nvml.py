@@ -131,7 +131,9 @@ def test_nvidia_smi_shows_the_topology(node):
 
 
 def test_nvidia_smi_refuses_unknown_fields(node):
-    done = subprocess.run(["nvidia-smi", "--query-gpu=colour", "--format=csv"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["nvidia-smi", "--query-gpu=colour", "--format=csv"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 2
     assert done.stdout == 'Field "colour" is not a valid field to query.\n'
 

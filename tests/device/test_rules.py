@@ -145,7 +145,9 @@ def test_conv1d_of_a_transposed_input_is_contiguous():
 
 
 def test_wrong_channels_say_so_as_torch_does():
-    with pytest.raises(RuntimeError, match=r"expected input\[2, 5, 6, 6\] to have 4 channels, but got 5 channels instead"):
+    with pytest.raises(
+        RuntimeError, match=r"expected input\[2, 5, 6, 6\] to have 4 channels, but got 5 channels instead"
+    ):
         nn.Conv2d(4, 8, 3).cuda()(torch.randn(2, 5, 6, 6, device="cuda"))
 
 
@@ -160,7 +162,9 @@ def test_only_wanted_gradients_are_made():
 
 # ---- recurrent networks ----
 @pytest.mark.parametrize("network", [nn.LSTM, nn.GRU, nn.RNN])
-@pytest.mark.parametrize("options", [{}, {"batch_first": True}, {"bidirectional": True, "num_layers": 2}, {"bias": False}])
+@pytest.mark.parametrize(
+    "options", [{}, {"batch_first": True}, {"bidirectional": True, "num_layers": 2}, {"bias": False}]
+)
 def test_recurrent_training_step(network, options):
     layer = network(6, 10, **options).cuda()
     reference = network(6, 10, **options)
@@ -287,7 +291,9 @@ def test_fused_optimizers_forget_what_they_change(device, make):
     optimizer = make(layer.parameters(), lr=0.1, fused=True)
     layer(torch.randn(5, 4).cuda()).sum().backward()
     optimizer.step()
-    assert not device.native.is_known(layer.weight), "the fused kernel is not computed on the host, so its result is not known"
+    assert not device.native.is_known(layer.weight), (
+        "the fused kernel is not computed on the host, so its result is not known"
+    )
 
 
 # ---- grouped matrix products ----
@@ -304,12 +310,16 @@ def test_grouped_mm_pads_rows_to_16_bytes(dtype):
 
 # ---- what has no rule ----
 def test_an_op_without_rule_says_how_to_add_one():
-    with pytest.raises(NotImplementedError, match=r"Maya has no rule for aten::_cslt_compress.*@maya_core\.device\.rules\.rule"):
+    with pytest.raises(
+        NotImplementedError, match=r"Maya has no rule for aten::_cslt_compress.*@maya_core\.device\.rules\.rule"
+    ):
         torch._cslt_compress(torch.randn(8, 8, device="cuda", dtype=torch.half))
 
 
 def test_rules_leave_with_the_device(device):
     device.remove()
     x = torch.randn(2, 4, 6, 6, device="meta").contiguous(memory_format=torch.channels_last)
-    assert nn.functional.conv2d(x, torch.empty(8, 4, 3, 3, device="meta")).is_contiguous(), "torch's own Meta kernel again"
+    assert nn.functional.conv2d(x, torch.empty(8, 4, 3, 3, device="meta")).is_contiguous(), (
+        "torch's own Meta kernel again"
+    )
     assert torch.tensor([0, 1]).nonzero().tolist() == [[1]]

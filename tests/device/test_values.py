@@ -67,7 +67,7 @@ def test_llama_with_sdpa_takes_flash_attention(gpu: str, monkeypatch: pytest.Mon
     """transformers asks `.all()` of the mask on the device; a wrong answer leads to efficient attention."""
     monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
     with maya_core.emulate(gpu) as job:
-        model, loss = llama("sdpa")
+        _, loss = llama("sdpa")
         with torch.autocast("cuda", torch.bfloat16):
             value = loss()
         value.backward()
@@ -85,7 +85,11 @@ def test_random_programs_on_small_tensors_give_the_cpus_values(data: st.DataObje
         start = torch.tensor(data.draw(st.lists(st.integers(-5, 5), min_size=12, max_size=12))).view(3, 4)
         cpu, gpu = start.clone(), start.cuda()
         for _ in range(data.draw(st.integers(1, 6))):
-            name = data.draw(st.sampled_from(["add", "view_add", "transpose", "fill", "index", "where", "cumsum", "copy", "cat", "sort"]))
+            name = data.draw(
+                st.sampled_from(
+                    ["add", "view_add", "transpose", "fill", "index", "where", "cumsum", "copy", "cat", "sort"]
+                )
+            )
             cpu, gpu = (_apply(name, t) for t in (cpu, gpu))
         assert gpu.tolist() == cpu.tolist()
 

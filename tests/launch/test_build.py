@@ -18,7 +18,12 @@ TRAIN = "import torch, maya_core\nwith maya_core.emulate('h100') as job:\n    to
 @pytest.mark.slow
 def test_two_programs_at_once_build_once(tmp_path: Path) -> None:
     env = {**os.environ, "MAYA_CACHE_DIR": str(tmp_path)}
-    programs = [subprocess.Popen([sys.executable, "-c", TRAIN], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    programs = [
+        subprocess.Popen(
+            [sys.executable, "-c", TRAIN], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
     outputs = [program.communicate(timeout=600) for program in programs]
     assert [program.returncode for program in programs] == [0, 0]
     assert [out.strip() for out, _ in outputs] == ["True", "True"]

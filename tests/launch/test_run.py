@@ -29,7 +29,9 @@ print("finished")
 
 def maya(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "COLUMNS": "120", **environment}
-    return subprocess.run([MAYA, *arguments], cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        [MAYA, *arguments], cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False
+    )
 
 
 def script(folder: Path, text: str) -> str:
@@ -133,7 +135,10 @@ for i in range(5):
 
 def test_subprocesses_of_the_script_are_not_emulated(tmp_path: Path) -> None:
     text = SCRIPT.format(optimizer="SGD") + "\n"
-    text = "import subprocess, sys\nprint(subprocess.run([sys.executable, '-c', 'import torch; print(torch.cuda.is_available())'], capture_output=True, text=True).stdout)\n" + text
+    text = (
+        "import subprocess, sys\nprint(subprocess.run([sys.executable, '-c', 'import torch; print(torch.cuda.is_available())'], capture_output=True, text=True).stdout)\n"
+        + text
+    )
     text = "import torch\n" + text
     done = maya("run", "--", "python", script(tmp_path, text), cwd=tmp_path)
     assert "False" in done.stdout

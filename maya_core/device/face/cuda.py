@@ -108,9 +108,13 @@ def put_on(native: ModuleType, gpu: Gpu, gpus: int, patches: Patches) -> None:
         patches.set(cuda, "default_generators", tuple(native.default_generator(i) for i in range(gpus)))
         os.register_at_fork(after_in_child=lambda: forked.update(in_child_of_user=True))
 
-    def record_history(enabled: str | None, context: str | None = "all", stacks: str = "all", max_entries: int = sys.maxsize, *_: Any) -> None:
+    def record_history(
+        enabled: str | None, context: str | None = "all", stacks: str = "all", max_entries: int = sys.maxsize, *_: Any
+    ) -> None:
         history["enabled"] = enabled is not None
-        native.record_memory_history(enabled is not None, context is not None, min(max_entries, 2**62), context in ("all", "state"))
+        native.record_memory_history(
+            enabled is not None, context is not None, min(max_entries, 2**62), context in ("all", "state")
+        )
 
     def record_history_legacy(enabled: bool, record_context: bool = True, max_entries: int = 1, *_: Any) -> None:
         record_history("all" if enabled else None, "all" if record_context else None, "all", max_entries)
@@ -144,7 +148,9 @@ def put_on(native: ModuleType, gpu: Gpu, gpus: int, patches: Patches) -> None:
         "_cuda_getCurrentRawStream": native.current_raw_stream,
         "_cuda_getDefaultStream": native.default_stream,
         "_cuda_getStreamFromExternal": lambda pointer, device: (native.stream_of_handle(pointer), device, streams.CUDA),
-        "_cuda_setStream": lambda stream_id, device_index, device_type=streams.CUDA: native.set_stream(stream_id, device_index),
+        "_cuda_setStream": lambda stream_id, device_index, device_type=streams.CUDA: native.set_stream(
+            stream_id, device_index
+        ),
         "_cuda_synchronize": native.synchronize,
         "_cuda_sleep": lambda cycles: None,
         "_cuda_ipc_collect": lambda: None,

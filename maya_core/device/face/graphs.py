@@ -16,14 +16,19 @@ def put_on(native: ModuleType, patches: Patches) -> None:
     pool_numbers = itertools.count(1)
 
     class CUDAGraphBase:
-        def __new__(cls, keep_graph: bool = False):
+        _graph: Any
+        _pool: tuple[int, int] | None
+
+        def __new__(cls, keep_graph: bool = False) -> CUDAGraphBase:
             graph = super().__new__(cls)
             graph._graph = native.Graph()
             graph._pool = None
             return graph
 
-        def capture_begin(self, pool: tuple[int, int] | None = None, capture_error_mode: str = "global", **_: Any) -> None:
-            self._pool = tuple(pool) if pool is not None else (next(pool_numbers), 0)
+        def capture_begin(
+            self, pool: tuple[int, int] | None = None, capture_error_mode: str = "global", **_: Any
+        ) -> None:
+            self._pool = (pool[0], pool[1]) if pool is not None else (next(pool_numbers), 0)
             self._graph.capture_begin(self._pool)
 
         def capture_end(self) -> None:
@@ -48,7 +53,9 @@ def put_on(native: ModuleType, patches: Patches) -> None:
         def register_generator_state(self, generator: torch.Generator) -> None: ...
 
     class MemPoolBase:
-        def __init__(self, allocator: Any = None, is_user_created: bool = True, use_on_oom: bool = False, no_split: bool = False) -> None:
+        def __init__(
+            self, allocator: Any = None, is_user_created: bool = True, use_on_oom: bool = False, no_split: bool = False
+        ) -> None:
             if allocator is not None:
                 raise NotImplementedError("a MemPool with an allocator of its own is not emulated")
             self._id = (0, next(pool_numbers)) if is_user_created else (next(pool_numbers), 0)

@@ -75,7 +75,10 @@ class NVMLError(Exception):
     __hash__ = Exception.__hash__
 
 
-ERROR_CLASSES = {name: type(f"NVMLError_{name}", (NVMLError,), {"value": value, "__module__": "pynvml"}) for value, name in ERRORS.items()}
+ERROR_CLASSES = {
+    name: type(f"NVMLError_{name}", (NVMLError,), {"value": value, "__module__": "pynvml"})
+    for value, name in ERRORS.items()
+}
 
 
 class Node:
@@ -92,7 +95,7 @@ class Node:
         return index
 
     def properties(self, index: int) -> Any:
-        return torch._C._cuda_getDeviceProperties(index)
+        return torch.cuda.get_device_properties(index)
 
     def uuid(self, index: int) -> str:
         return f"GPU-{self.properties(index).uuid}"
@@ -171,14 +174,18 @@ def _state(node: Node) -> dict[str, Callable[..., Any]]:
 
     def processes(handle: Handle) -> list[SimpleNamespace]:
         used = node.memory(handle.index)[1]
-        return [SimpleNamespace(pid=os.getpid(), usedGpuMemory=used, gpuInstanceId=2**32 - 1, computeInstanceId=2**32 - 1)]
+        return [
+            SimpleNamespace(pid=os.getpid(), usedGpuMemory=used, gpuInstanceId=2**32 - 1, computeInstanceId=2**32 - 1)
+        ]
 
     def clock(handle: Handle, kind: int) -> int:
         return int(node.gpu.memory_clock_mhz if kind == CONSTANTS["NVML_CLOCK_MEM"] else node.gpu.boost_clock_mhz)
 
     answers: dict[str, Callable[..., Any]] = {
         "nvmlDeviceGetMemoryInfo": memory,
-        "nvmlDeviceGetUtilizationRates": lambda handle: SimpleNamespace(gpu=AT_WORK.utilization_percent, memory=AT_WORK.memory_utilization_percent),
+        "nvmlDeviceGetUtilizationRates": lambda handle: SimpleNamespace(
+            gpu=AT_WORK.utilization_percent, memory=AT_WORK.memory_utilization_percent
+        ),
         "nvmlDeviceGetTemperature": lambda handle, sensor: AT_WORK.temperature_c,
         "nvmlDeviceGetPerformanceState": lambda handle: 0,
         "nvmlDeviceGetGraphicsRunningProcesses": lambda handle: [],
@@ -214,12 +221,18 @@ def _connections(node: Node) -> dict[str, Callable[..., Any]]:
 
     return {
         "nvmlDeviceGetNvLinkState": lambda handle, number: int(link(handle, number) >= 0),
-        "nvmlDeviceGetNvLinkVersion": lambda handle, number: {7: 2, 8: 3, 9: 4, 10: 5}[node.gpu.compute_capability[0]] if link(handle, number) >= 0 else 0,
-        "nvmlDeviceGetNvLinkCapability": lambda handle, number, capability: int(link(handle, number) >= 0 and capability in (0, 2, 5)),
+        "nvmlDeviceGetNvLinkVersion": lambda handle, number: (
+            {7: 2, 8: 3, 9: 4, 10: 5}[node.gpu.compute_capability[0]] if link(handle, number) >= 0 else 0
+        ),
+        "nvmlDeviceGetNvLinkCapability": lambda handle, number, capability: int(
+            link(handle, number) >= 0 and capability in (0, 2, 5)
+        ),
         "nvmlDeviceGetNvLinkRemotePciInfo": remote_pci,
         "nvmlDeviceGetP2PStatus": p2p,
         "nvmlDeviceGetTopologyCommonAncestor": common_ancestor,
-        "nvmlDeviceGetTopologyNearestGpus": lambda handle, level: [Handle(i) for i in range(node.count) if i != handle.index and level >= 40],
+        "nvmlDeviceGetTopologyNearestGpus": lambda handle, level: [
+            Handle(i) for i in range(node.count) if i != handle.index and level >= 40
+        ],
         "nvmlDeviceOnSameBoard": lambda one, other: 0,
     }
 

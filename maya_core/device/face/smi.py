@@ -57,7 +57,12 @@ def fields(node: Node) -> dict[str, Callable[[int], tuple[str, str]]]:
         known = nvml.BOARD_WATTS.get(node.gpu.name)
         return (f"{known:.2f}", "W") if known else ("[N/A]", "")
 
-    clocks = {"graphics": node.gpu.boost_clock_mhz, "gr": node.gpu.boost_clock_mhz, "sm": node.gpu.boost_clock_mhz, "memory": node.gpu.memory_clock_mhz}
+    clocks = {
+        "graphics": node.gpu.boost_clock_mhz,
+        "gr": node.gpu.boost_clock_mhz,
+        "sm": node.gpu.boost_clock_mhz,
+        "memory": node.gpu.memory_clock_mhz,
+    }
     clocks["mem"] = node.gpu.memory_clock_mhz
     answers = {
         "index": lambda index: (str(index), ""),
@@ -161,14 +166,20 @@ def table(node: Node, chosen: list[int]) -> str:
     for index in chosen:
         total, used, _ = node.memory(index)
         usage = f"{used // MIB}MiB / {total // MIB:>6}MiB"
-        lines.append(f"| {index:>3}  {node.gpu.driver_name:<30.30} On  |   {node.bus_id(index)} Off |                    0 |\n")
-        lines.append(f"| N/A  {nvml.AT_WORK.temperature_c:>3}C    P0  {power:>22} | {usage:>22} | {nvml.AT_WORK.utilization_percent:>6}%      Default |\n")
+        lines.append(
+            f"| {index:>3}  {node.gpu.driver_name:<30.30} On  |   {node.bus_id(index)} Off |                    0 |\n"
+        )
+        lines.append(
+            f"| N/A  {nvml.AT_WORK.temperature_c:>3}C    P0  {power:>22} | {usage:>22} | {nvml.AT_WORK.utilization_percent:>6}%      Default |\n"
+        )
         lines.append(bar)
     lines.append("\n+-----------------------------------------------------------------------------------------+\n")
     lines.append("| Processes:                                                                              |\n")
     lines.append("|  GPU   GI   CI        PID   Type   Process name                              GPU Memory |\n")
     for index in chosen:
-        lines.append(f"| {index:>4}  N/A  N/A {os.getpid():>10}      C   {Path(sys.executable).name:<39} {node.memory(index)[1] // MIB:>9}MiB |\n")
+        lines.append(
+            f"| {index:>4}  N/A  N/A {os.getpid():>10}      C   {Path(sys.executable).name:<39} {node.memory(index)[1] // MIB:>9}MiB |\n"
+        )
     lines.append("+-----------------------------------------------------------------------------------------+\n")
     return "".join(lines)
 

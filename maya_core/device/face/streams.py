@@ -18,7 +18,15 @@ def bases(native: ModuleType) -> tuple[type, type]:
     """What torch._C._CudaStreamBase and _CudaEventBase are in a CUDA build."""
 
     class StreamBase(torch.Stream):
-        def __new__(cls, priority: int = 0, stream_id: int | None = None, device_index: int = 0, device_type: int = CUDA, stream_ptr: int = 0, **_: Any):
+        def __new__(
+            cls,
+            priority: int = 0,
+            stream_id: int | None = None,
+            device_index: int = 0,
+            device_type: int = CUDA,
+            stream_ptr: int = 0,
+            **_: Any,
+        ) -> Any:
             if stream_id is None and stream_ptr:
                 stream_id, device_index = native.stream_of_handle(stream_ptr), native.get_device()
             if stream_id is None:
@@ -43,8 +51,16 @@ def bases(native: ModuleType) -> tuple[type, type]:
             return ctypes.c_void_p(self.cuda_stream)
 
     class EventBase(torch.Event):
-        def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False):
-            return super().__new__(cls, device=torch.device("cuda"), enable_timing=enable_timing, blocking=blocking, interprocess=interprocess)
+        def __new__(
+            cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
+        ) -> Any:
+            return super().__new__(
+                cls,
+                device=torch.device("cuda"),
+                enable_timing=enable_timing,
+                blocking=blocking,
+                interprocess=interprocess,
+            )
 
         def elapsed_time(self, end_event: torch.Event) -> float:
             return native.elapsed_ms(self.event_id, end_event.event_id)  # torch.Event's own takes no subclass

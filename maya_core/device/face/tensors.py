@@ -42,7 +42,10 @@ class _LegacyTensor(type):
 
 
 def legacy_types() -> dict[str, type]:
-    return {name: _LegacyTensor(name, (), {"dtype": dtype, "is_cuda": True, "__module__": "torch.cuda"}) for name, dtype in TYPES.items()}
+    return {
+        name: _LegacyTensor(name, (), {"dtype": dtype, "is_cuda": True, "__module__": "torch.cuda"})
+        for name, dtype in TYPES.items()
+    }
 
 
 def put_on(native: ModuleType, patches: Patches) -> None:
@@ -61,8 +64,13 @@ def put_on(native: ModuleType, patches: Patches) -> None:
         return depth.value
 
     nvtx = SimpleNamespace(
-        rangePushA=push, rangePop=pop, rangeStartA=lambda message: 0, rangeEnd=lambda range_id: None, markA=lambda message: None,
-        deviceRangeStart=lambda message, stream: 0, deviceRangeEnd=lambda handle, stream: None,
+        rangePushA=push,
+        rangePop=pop,
+        rangeStartA=lambda message: 0,
+        rangeEnd=lambda range_id: None,
+        markA=lambda message: None,
+        deviceRangeStart=lambda message, stream: 0,
+        deviceRangeEnd=lambda handle, stream: None,
     )
     patches.set(torch.cuda.nvtx, "_nvtx", nvtx)
 
@@ -94,10 +102,16 @@ def _cudnn(patches: Patches) -> None:
     patches.set(torch.backends.cudnn, "version", lambda: CUDNN_VERSION)
     patches.set(torch.backends.cudnn, "is_available", lambda: True)
     modes = SimpleNamespace(rnn_relu=0, rnn_tanh=1, lstm=2, gru=3)  # cudnnRNNMode_t
-    rnn = torch.backends.cudnn.rnn.get_cudnn_mode.__globals__  # the module's own names: what is imported as it is a wrapper
+    rnn = (
+        torch.backends.cudnn.rnn.get_cudnn_mode.__globals__
+    )  # the module's own names: what is imported as it is a wrapper
     patches.put(rnn, "_cudnn", SimpleNamespace(RNNMode=modes))
     patches.set(
         torch.backends.cudnn,
         "is_acceptable",
-        lambda tensor: torch._C._get_cudnn_enabled() and tensor.is_cuda and tensor.dtype in (torch.half, torch.float, torch.double, torch.bfloat16),
+        lambda tensor: (
+            torch._C._get_cudnn_enabled()
+            and tensor.is_cuda
+            and tensor.dtype in (torch.half, torch.float, torch.double, torch.bfloat16)
+        ),
     )

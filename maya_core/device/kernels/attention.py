@@ -67,7 +67,12 @@ def flash_backward(call: Call) -> Work:
     if kv_heads != heads:  # dk and dv per query head, summed over the heads that share them
         for _ in range(2):
             work.temporary(batch * keys * heads * head * key.itemsize)
-        expanded = Tensor(key.dtype, (batch, keys, kv_heads, heads // kv_heads, head), (keys * heads * head, heads * head, heads // kv_heads * head, head, 1), "cuda")
+        expanded = Tensor(
+            key.dtype,
+            (batch, keys, kv_heads, heads // kv_heads, head),
+            (keys * heads * head, heads * head, heads // kv_heads * head, head, 1),
+            "cuda",
+        )
         for _ in range(2):
             add_reduction(work, expanded, [3], call)
     return work
@@ -137,7 +142,12 @@ def efficient_backward(call: Call) -> Work:
         product = work.temporary(grad.nbytes)
         work.launches += 1
         delta = work.temporary(delta_bytes)
-        by_token = Tensor("Float", (batch, queries, heads, value_head), (queries * heads * value_head, heads * value_head, value_head, 1), "cuda")
+        by_token = Tensor(
+            "Float",
+            (batch, queries, heads, value_head),
+            (queries * heads * value_head, heads * value_head, value_head, 1),
+            "cuda",
+        )
         add_reduction(work, by_token, [-1], call)
         if queries > 1 and heads > 1:  # turned to lie by head
             summed, delta = delta, work.temporary(delta_bytes)

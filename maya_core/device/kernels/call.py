@@ -71,7 +71,9 @@ def as_tensors(value: Any) -> Any:
     """The native device's plain tuples turned into `Tensor`s, at any depth of lists."""
     if isinstance(value, tuple):
         dtype, sizes, strides, device = value
-        return Tensor(dtype, sizes, strides, "cuda" if device == "meta" else device)  # results are described before they exist
+        return Tensor(
+            dtype, sizes, strides, "cuda" if device == "meta" else device
+        )  # results are described before they exist
     if isinstance(value, list):
         return [as_tensors(item) for item in value]
     return value

@@ -31,7 +31,13 @@ def _packed(work: Work, channels_last: bool, *tensors: Tensor) -> list[int]:
 
 def _by_depthwise_kernel(call: Call, channels_last: bool) -> bool:
     source, weight = call["input"], call["weight"]
-    return not channels_last and not call["transposed"] and len(source.sizes) == 4 and 1 < call["groups"] == source.sizes[1] and weight.sizes[1] == 1
+    return (
+        not channels_last
+        and not call["transposed"]
+        and len(source.sizes) == 4
+        and 1 < call["groups"] == source.sizes[1]
+        and weight.sizes[1] == 1
+    )
 
 
 @kernel("convolution", "convolution_overrideable")
@@ -49,7 +55,9 @@ def convolution(call: Call) -> Work:
 def convolution_backward(call: Call) -> Work:
     grad, source, weight, mask = call["grad_output"], call["input"], call["weight"], call["output_mask"]
     channels_last = any(_channels_last(t) for t in (*call.results, source, weight))
-    places = [sum(map(bool, mask[:i])) if wanted else None for i, wanted in enumerate(mask)]  # among the outputs that there are
+    places = [
+        sum(map(bool, mask[:i])) if wanted else None for i, wanted in enumerate(mask)
+    ]  # among the outputs that there are
     work = Work(launches=0)
     kept: list[int] = []
     if len(grad.sizes) == 3:  # packed once, before it is seen as 2d
@@ -60,15 +68,16 @@ def convolution_backward(call: Call) -> Work:
         grad_read, source_read = grad, source
     depthwise = _by_depthwise_kernel(call, channels_last)
     for which in (1, 0) if depthwise else (0, 1):
-        if places[which] is None:
+        place = places[which]
+        if place is None:
             continue
         work.launches += 1
         if which == 0:
-            work.out(places[0])
+            work.out(place)
             copies = _packed(work, channels_last, grad_read, weight)
         else:
             copies = _packed(work, channels_last, grad_read, source_read)
-            work.out(places[1])
+            work.out(place)
         work.free(*reversed(copies))
     work.free(*kept)
     if places[2] is not None:

@@ -13,7 +13,16 @@ ONE_TILE_BYTES = 19 * 4 * 256  # up to here one block sorts everything: 256 thre
 
 # elements per tile of the one-sweep radix sort, by (bytes of a key, bytes of a value); sm_90's own where it has one
 SORT_TILE = {(4, 4): 6528, (4, 8): 3072, (8, 8): 3840, (8, 0): 3840, (4, 0): 8064}
-SORT_TILE_90 = {(1, 8): 3456, (2, 8): 5632, (4, 8): 5376, (8, 8): 4608, (8, 0): 5760, (4, 0): 7296, (2, 0): 9728, (1, 0): 9728}
+SORT_TILE_90 = {
+    (1, 8): 3456,
+    (2, 8): 5632,
+    (4, 8): 5376,
+    (8, 8): 4608,
+    (8, 0): 5760,
+    (4, 0): 7296,
+    (2, 0): 9728,
+    (1, 0): 9728,
+}
 
 SCAN_TILE = {2: 3840, 4: 1920, 8: 896}  # by bytes of an element
 UNIQUE_TILE = {4: 2816, 8: 1344}

@@ -9,7 +9,9 @@ from maya_core.device.kernels.call import Call
 
 
 def _mm(call: Call) -> int:
-    first, second = call.inputs[-2:] if call.name in ("addmm", "baddbmm", "addmv", "_addmm_activation") else call.inputs[:2]
+    first, second = (
+        call.inputs[-2:] if call.name in ("addmm", "baddbmm", "addmv", "_addmm_activation") else call.inputs[:2]
+    )
     return 2 * first.numel * (second.sizes[-1] if len(second.sizes) > 1 else 1)
 
 

@@ -46,7 +46,9 @@ def _sum_segments(work: Work, call: Call, grad: Tensor, n: int, item: int, weigh
     work.temporary(partials * item)
     warped = -(-width // 32) * 32
     scatter_grid = -(-segments * warped // min(warped, MAX_BLOCK))
-    if not bags and scatter_grid < call.sms * ATOMIC_BLOCKS_PER_SM and partials > scatter_grid * 4:  # few long segments: atomic adds
+    if (
+        not bags and scatter_grid < call.sms * ATOMIC_BLOCKS_PER_SM and partials > scatter_grid * 4
+    ):  # few long segments: atomic adds
         work.temporary(partials * item)
         work.launches += 2
         if grad.dtype in HALVES:  # in float, and copied
@@ -89,7 +91,12 @@ def embedding_bag_backward(call: Call) -> Work:
 def cat(call: Call) -> Work:
     tensors = [t for t in tensors_in(call.arguments[0]) if t.numel > 0]
     result = call.results[0]
-    batched = len(tensors) > 1 and len(result.sizes) <= 4 and result.numel <= INT32_MAX and all(t.dtype == result.dtype for t in tensors)
+    batched = (
+        len(tensors) > 1
+        and len(result.sizes) <= 4
+        and result.numel <= INT32_MAX
+        and all(t.dtype == result.dtype for t in tensors)
+    )
     return Work(launches=-(-len(tensors) // 128) if batched else len(tensors))
 
 
@@ -101,7 +108,11 @@ def _broadcast(indices: list[Tensor]) -> list[Tensor]:
     for index in indices:
         missing = rank - len(index.sizes)
         sizes, strides = (1,) * missing + index.sizes, (0,) * missing + index.strides
-        each.append(index._replace(sizes=shape, strides=tuple(0 if a != b else s for a, b, s in zip(sizes, shape, strides, strict=True))))
+        each.append(
+            index._replace(
+                sizes=shape, strides=tuple(0 if a != b else s for a, b, s in zip(sizes, shape, strides, strict=True))
+            )
+        )
     return each
 
 

@@ -53,7 +53,9 @@ def make(shape: list[int], strides: list[list[int]], reduction: bool = False) ->
     merged_strides: list[list[int]] = [[] for _ in each]
     for index, size in enumerate(dims):
         joins = bool(merged) and (
-            merged[-1] == 1 or size == 1 or all(m[-1] * merged[-1] == operand[index] for m, operand in zip(merged_strides, each, strict=True))
+            merged[-1] == 1
+            or size == 1
+            or all(m[-1] * merged[-1] == operand[index] for m, operand in zip(merged_strides, each, strict=True))
         )
         if joins:
             if merged[-1] == 1:
@@ -70,14 +72,17 @@ def make(shape: list[int], strides: list[list[int]], reduction: bool = False) ->
 def broadcast_strides(tensor: Tensor, shape: tuple[int, ...]) -> list[int]:
     """Byte strides of the tensor seen at `shape`."""
     missing = len(shape) - len(tensor.sizes)
-    strides = [0] * missing + [0 if size == 1 else stride * tensor.itemsize for size, stride in zip(tensor.sizes, tensor.strides, strict=True)]
+    strides = [0] * missing + [
+        0 if size == 1 else stride * tensor.itemsize for size, stride in zip(tensor.sizes, tensor.strides, strict=True)
+    ]
     return strides
 
 
 def splits(iterator: Iterator) -> list[Iterator]:
     """The parts a kernel is launched on one by one, so that each can be indexed with 32 bits."""
     fits = iterator.numel <= INT32_MAX and all(
-        1 + sum((size - 1) * stride for size, stride in zip(iterator.shape, operand, strict=True)) <= INT32_MAX for operand in iterator.strides
+        1 + sum((size - 1) * stride for size, stride in zip(iterator.shape, operand, strict=True)) <= INT32_MAX
+        for operand in iterator.strides
     )
     if fits or not iterator.shape:
         return [iterator]
@@ -98,7 +103,9 @@ def pointwise_launches(result: Tensor, inputs: list[Tensor]) -> int:
         return 1
     operands = [result] + [tensor for tensor in inputs if tensor.device == "cuda" and tensor.numel > 0]
     try:
-        strides = [broadcast_strides(tensor, result.sizes) for tensor in operands if len(tensor.sizes) <= len(result.sizes)]
+        strides = [
+            broadcast_strides(tensor, result.sizes) for tensor in operands if len(tensor.sizes) <= len(result.sizes)
+        ]
     except ValueError:
         return 1
     return len(splits(make(list(result.sizes), strides)))

@@ -15,7 +15,19 @@ def _blas_reads(matrix: Tensor) -> bool:
     return (column_step == 1 and row_step >= max(1, columns)) or (row_step == 1 and column_step >= max(1, rows))
 
 
-@kernel("mm", "addmm", "bmm", "baddbmm", "addmv", "addbmm", "_addmm_activation", "_scaled_mm", "_scaled_grouped_mm", "dot", "vdot")
+@kernel(
+    "mm",
+    "addmm",
+    "bmm",
+    "baddbmm",
+    "addmv",
+    "addbmm",
+    "_addmm_activation",
+    "_scaled_mm",
+    "_scaled_grouped_mm",
+    "dot",
+    "vdot",
+)
 def matmul(call: Call) -> Work:
     """One cuBLAS call with its workspace; a bias that is not a row cublasLt can add is copied in first."""
     work = Work().out(0)

@@ -35,14 +35,21 @@ def launches(tensors: list[Tensor], depth: int, scalar_list: bool = False) -> in
 
 
 def _lists(call: Call) -> list[list[Tensor]]:
-    return [list(tensors_in(argument)) for argument in call.arguments if isinstance(argument, list) and any(tensors_in(argument))]
+    return [
+        list(tensors_in(argument))
+        for argument in call.arguments
+        if isinstance(argument, list) and any(tensors_in(argument))
+    ]
 
 
 def takes_fast_route(lists: list[list[Tensor]]) -> bool:
     """Whether ATen runs the multi-tensor kernel at all: lists alike in shape, layout, dtype and device."""
     for tensors in zip(*lists, strict=False):
         first = tensors[0]
-        if any(t.sizes != first.sizes or t.strides != first.strides or t.dtype != first.dtype or t.device != "cuda" for t in tensors):
+        if any(
+            t.sizes != first.sizes or t.strides != first.strides or t.dtype != first.dtype or t.device != "cuda"
+            for t in tensors
+        ):
             return False
         if not first.is_dense:
             return False
@@ -58,10 +65,17 @@ def foreach(call: Call) -> Work:
     if name == "_foreach_zero_":
         return Work(launches=launches(tensors, 1) if takes_fast_route(lists[:1]) else len(tensors))
     if name == "_foreach_copy_":
-        alike = all(a.sizes == b.sizes and a.strides == b.strides and b.device == "cuda" for a, b in zip(*lists[:2], strict=True))
+        alike = all(
+            a.sizes == b.sizes and a.strides == b.strides and b.device == "cuda"
+            for a, b in zip(*lists[:2], strict=True)
+        )
         one_pair = len({(a.dtype, b.dtype) for a, b in zip(*lists[:2], strict=True)}) == 1
         return Work(launches=launches(tensors, 2) if alike and one_pair else len(tensors))
-    if name.startswith(("_foreach_addcmul", "_foreach_addcdiv")) and call.op.endswith(".Scalar") and all(not t.sizes for t in lists[-1]):
+    if (
+        name.startswith(("_foreach_addcmul", "_foreach_addcdiv"))
+        and call.op.endswith(".Scalar")
+        and all(not t.sizes for t in lists[-1])
+    ):
         lists = lists[:-1]  # factors of one number each are read beside the lists (ForeachPointwiseOp.cu)
     if not takes_fast_route(lists):
         return Work(launches=len(tensors))
@@ -83,7 +97,19 @@ def _norm(tensors: list[Tensor]) -> Work:
 @kernel("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
 def fused_optimizer(call: Call) -> Work:
     parameters = list(tensors_in(call.arguments[0]))
-    lists = [name for name in ("self", "grads", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "momentum_buffer_list", "state_sums") if any(tensors_in(call.get(name) or []))]
+    lists = [
+        name
+        for name in (
+            "self",
+            "grads",
+            "exp_avgs",
+            "exp_avg_sqs",
+            "max_exp_avg_sqs",
+            "momentum_buffer_list",
+            "state_sums",
+        )
+        if any(tensors_in(call.get(name) or []))
+    ]
     return Work(launches=launches(parameters, len(lists)))
 
 

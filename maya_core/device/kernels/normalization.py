@@ -31,7 +31,7 @@ def layer_norm_backward(call: Call) -> Work:
         return work
     work.launches += 1  # weight and bias gradients
     if rows > 64 * 1024 and width // 32 < call.sms // 2:  # tall: partial sums per block of rows, reduced by sum(0)
-        parts = min(-(-rows // 32), max(1, 2**20 // width))
+        parts = min(-(-rows // 32), max(1, 2**20 // (-(-width // 32) * 32)))
         item = grad.itemsize
         for _ in range(parameters):
             work.temporary(parts * width * item)
@@ -135,7 +135,9 @@ def _add_shared_statistics(work: Work, source: Tensor, values: int) -> None:
         work.free(semaphores, staging)
 
 
-@kernel("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional", "_batch_norm_with_update")
+@kernel(
+    "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional", "_batch_norm_with_update"
+)
 def batch_norm(call: Call) -> Work:
     source: Tensor = call["input"]
     work = Work(launches=2).out(0, 1, 2)  # running statistics, or those of evaluation; the transformation

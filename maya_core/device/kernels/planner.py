@@ -6,7 +6,17 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
-from maya_core.device.kernels import attention, convolution, indexing, losses, matmul, normalization, reductions, sorting, table  # noqa: F401  they register their rules
+from maya_core.device.kernels import (  # noqa: F401  they register their rules
+    attention,
+    convolution,
+    indexing,
+    losses,
+    matmul,
+    normalization,
+    reductions,
+    sorting,
+    table,
+)
 from maya_core.device.kernels.call import RULES, Call, Tensor, Work, as_tensors
 from maya_core.device.kernels.flops import flops
 from maya_core.device.kernels.iterator import pointwise_launches
@@ -14,7 +24,15 @@ from maya_core.device.kernels.multi_tensor import foreach
 from maya_core.hardware.catalog import Gpu
 
 # Ops that answer from metadata: nothing reaches the device.
-NO_KERNEL = {"empty", "resize_", "set_", "_use_cudnn_ctc_loss", "_cudnn_init_dropout_state", "is_set_to", "_has_same_storage_numel"}
+NO_KERNEL = {
+    "empty",
+    "resize_",
+    "set_",
+    "_use_cudnn_ctc_loss",
+    "_cudnn_init_dropout_state",
+    "is_set_to",
+    "_has_same_storage_numel",
+}
 PEAK_DTYPE = {"BFloat16": "bfloat16", "Half": "float16", "Float": "float32", "Double": "float64", "Char": "int8"}
 
 
@@ -37,7 +55,9 @@ class Planner:
     gpu: Gpu
     signatures: list[Signature] = field(default_factory=list)
 
-    def plan(self, op: str, names: list[str], arguments: list[Any], outputs: list[Any]) -> tuple[int, float, list[tuple[int, int]] | None]:
+    def plan(
+        self, op: str, names: list[str], arguments: list[Any], outputs: list[Any]
+    ) -> tuple[int, float, list[tuple[int, int]] | None]:
         """Number of the signature, a lower bound of its time in ns, and its allocations if they are not just the outputs."""
         major, minor = self.gpu.compute_capability
         call = Call(
@@ -59,7 +79,10 @@ class Planner:
                 return rule(call)
             except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
                 # a call of a kind the rule's author did not think of must not stop the user's program
-                warnings.warn(f"maya: what {call.op} launches is not known for this call ({error}); counted as one kernel.", stacklevel=2)
+                warnings.warn(
+                    f"maya: what {call.op} launches is not known for this call ({error}); counted as one kernel.",
+                    stacklevel=2,
+                )
                 return Work()
         tensors: list[Tensor] = call.results or call.inputs[:1]
         return Work(launches=pointwise_launches(tensors[0], call.inputs) if tensors else 1)
@@ -70,6 +93,9 @@ class Planner:
         seconds = touched / self.gpu.memory_bandwidth_bytes_per_s
         operations = flops(call)
         if operations and call.inputs:
-            peak = self.gpu.peak_flops.get(PEAK_DTYPE.get(call.inputs[-1].dtype, "float32")) or self.gpu.peak_flops["float32"]
+            peak = (
+                self.gpu.peak_flops.get(PEAK_DTYPE.get(call.inputs[-1].dtype, "float32"))
+                or self.gpu.peak_flops["float32"]
+            )
             seconds = max(seconds, operations / peak)
         return seconds * 1e9

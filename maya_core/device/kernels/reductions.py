@@ -117,7 +117,9 @@ def _reduced(source: Tensor, dims: list[int]) -> set[int]:
     return {d % rank for d in dims} if dims and rank else set(range(rank))
 
 
-def reduction_parts(source: Tensor, dims: list[int], kind: Kind, sms: int, threads_per_sm: int) -> list[GlobalReduce | None]:
+def reduction_parts(
+    source: Tensor, dims: list[int], kind: Kind, sms: int, threads_per_sm: int
+) -> list[GlobalReduce | None]:
     """One entry per kernel launched: what it needs of global memory, if anything."""
     rank = len(source.sizes)
     reduced = _reduced(source, dims)
@@ -141,7 +143,9 @@ def add_input_copy(work: Work, source: Tensor) -> Work:
     return work
 
 
-def add_reduction(work: Work, source: Tensor, dims: list[int], call: Call, kind: Kind = SUM, result: Tensor | None = None) -> Work:
+def add_reduction(
+    work: Work, source: Tensor, dims: list[int], call: Call, kind: Kind = SUM, result: Tensor | None = None
+) -> Work:
     """Adds the kernels of a reduction, with their buffers, to work that has allocated its output (`result`, if not of the input's dtype)."""
     if source.numel == 0:
         work.launches += 1
@@ -175,7 +179,12 @@ def _as_accumulated(call: Call, source: Tensor) -> Tensor:
     """The input as the reduction reads it: sums of small integers and of other dtypes are cast before, halves as they are read."""
     if call.name in ("sum", "nansum", "prod") and source.dtype in SMALL_INTEGERS and call.get("dtype") is None:
         return source._replace(dtype="Long")
-    if call.get("dtype") is not None and call.results and source.itemsize >= 4 and call.results[0].dtype != source.dtype:
+    if (
+        call.get("dtype") is not None
+        and call.results
+        and source.itemsize >= 4
+        and call.results[0].dtype != source.dtype
+    ):
         return source._replace(dtype=call.results[0].dtype)
     return source
 
@@ -183,7 +192,12 @@ def _as_accumulated(call: Call, source: Tensor) -> Tensor:
 @kernel(*KINDS)
 def reduce(call: Call) -> Work:
     source, kind = call.inputs[0], KINDS[call.name]
-    if call.op.endswith((".other", ".out")) and call.name in ("max", "min") and len(call.inputs) > 1 and not isinstance(call.arguments[1], int):
+    if (
+        call.op.endswith((".other", ".out"))
+        and call.name in ("max", "min")
+        and len(call.inputs) > 1
+        and not isinstance(call.arguments[1], int)
+    ):
         return Work()  # of two tensors, elementwise
     work = Work(launches=0).out(*range(len(call.results)))
     everything = call.get("dim") is None

@@ -78,7 +78,15 @@ def topk(call: Call) -> Work:
 def _share_slices(work: Work, call: Call, source: Tensor, slices: int, length: int) -> None:
     per_thread = -(-source.numel // (call.sms * TOPK_BLOCKS_PER_SM * TOPK_THREADS))
     blocks = slices * -(-length // (max(4, min(per_thread, 64)) * TOPK_THREADS))
-    for nbytes in (source.itemsize * slices, 8 * slices, 8 * slices, 512 * blocks, 1024 * slices, 4 * blocks, 4 * blocks):
+    for nbytes in (
+        source.itemsize * slices,
+        8 * slices,
+        8 * slices,
+        512 * blocks,
+        1024 * slices,
+        4 * blocks,
+        4 * blocks,
+    ):
         work.temporary(nbytes)
     work.launches += 3 + 3 * source.itemsize + 1  # filled, and three kernels for each digit of 8 bits
     for _ in range(2):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from maya_core.device.kernels.call import Call, Work, kernel
+from maya_core.device.kernels.call import Call, Rule, Work, kernel
 from maya_core.device.kernels.iterator import pointwise_launches
 from maya_core.device.kernels.reductions import add_input_copy
 
@@ -62,7 +62,7 @@ COPIES_BEFORE_OUTPUT = {"_adaptive_avg_pool2d"}
 COPIES_FIRST = ["scatter", "scatter_add", "index_add", "index_copy", "index_fill", "masked_scatter"]
 
 
-def _fixed(launches: int):
+def _fixed(launches: int) -> Rule:
     def rule(_: Call) -> Work:
         return Work(launches=launches)
 
@@ -73,7 +73,7 @@ for _name, _launches in LAUNCHES.items():
     kernel(_name)(_fixed(_launches))
 
 
-def _ordered(order: tuple[int, ...]):
+def _ordered(order: tuple[int, ...]) -> Rule:
     def rule(_: Call) -> Work:
         return Work().out(*order)
 
@@ -84,7 +84,7 @@ for _name, _order in OUTPUT_ORDER.items():
     kernel(_name)(_ordered(_order))
 
 
-def _image_op(launches: int, wanted: str):
+def _image_op(launches: int, wanted: str) -> Rule:
     def rule(call: Call) -> Work:
         source, work = call[wanted], Work(launches=launches)
         channels_last = len(source.sizes) == 4 and source.permuted(0, 2, 3, 1).is_contiguous
@@ -107,7 +107,9 @@ for _name in COPIES_FIRST:
 def copy(call: Call) -> Work:
     """A memcpy if both lie in memory the same way (Copy.cu), an elementwise kernel otherwise."""
     to, source = call.inputs[:2]
-    if to.device != source.device or (to.dtype == source.dtype and to.sizes == source.sizes and to.strides == source.strides and to.is_dense):
+    if to.device != source.device or (
+        to.dtype == source.dtype and to.sizes == source.sizes and to.strides == source.strides and to.is_dense
+    ):
         return Work()
     return Work(launches=pointwise_launches(to, [source]))
 

@@ -67,7 +67,9 @@ def convolution(
     groups: int,
 ) -> torch.Tensor:
     _check_channels(input, weight, transposed, groups)
-    shape = calc_conv_nd_return_shape(input, weight, stride, padding, dilation, transposed, groups, output_padding if transposed else None)
+    shape = calc_conv_nd_return_shape(
+        input, weight, stride, padding, dilation, transposed, groups, output_padding if transposed else None
+    )
     return _empty(shape, input, cudnn_format(_input_as_2d(input), _as_2d(weight)))
 
 
@@ -99,21 +101,40 @@ def convolution_backward(
 
 @describe("aten::cudnn_convolution")
 def cudnn_convolution(
-    self: torch.Tensor, weight: torch.Tensor, padding: list[int], stride: list[int], dilation: list[int], groups: int, *_: bool
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    padding: list[int],
+    stride: list[int],
+    dilation: list[int],
+    groups: int,
+    *_: bool,
 ) -> torch.Tensor:
     return convolution(self, weight, None, stride, padding, dilation, False, [0] * len(stride), groups)
 
 
 @describe("aten::cudnn_convolution_transpose")
 def cudnn_convolution_transpose(
-    self: torch.Tensor, weight: torch.Tensor, padding: list[int], output_padding: list[int], stride: list[int], dilation: list[int], groups: int, *_: bool
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    padding: list[int],
+    output_padding: list[int],
+    stride: list[int],
+    dilation: list[int],
+    groups: int,
+    *_: bool,
 ) -> torch.Tensor:
     return convolution(self, weight, None, stride, padding, dilation, True, output_padding, groups)
 
 
 @describe("aten::cudnn_convolution_relu")
 def cudnn_convolution_relu(
-    self: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stride: list[int], padding: list[int], dilation: list[int], groups: int
+    self: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
 ) -> torch.Tensor:
     return convolution(self, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups)
 
@@ -139,7 +160,9 @@ def cudnn_grid_sampler(self: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
 
 
 @describe("aten::cudnn_grid_sampler_backward")
-def cudnn_grid_sampler_backward(self: torch.Tensor, grid: torch.Tensor, grad_output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def cudnn_grid_sampler_backward(
+    self: torch.Tensor, grid: torch.Tensor, grad_output: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     return self.new_empty(self.shape), grid.new_empty(grid.shape)
 
 

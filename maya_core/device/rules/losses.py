@@ -26,18 +26,38 @@ def _cudnn_takes(log_probs: torch.Tensor, targets: torch.Tensor, blank: int) -> 
 
 
 def _targets_fit(input_lengths: Sequence[int], target_lengths: Sequence[int]) -> bool:
-    return all(target < _LONGEST_CUDNN_TARGET and target <= length for target, length in zip(target_lengths, input_lengths, strict=False))
+    return all(
+        target < _LONGEST_CUDNN_TARGET and target <= length
+        for target, length in zip(target_lengths, input_lengths, strict=False)
+    )
 
 
 @rule("aten::_use_cudnn_ctc_loss")
-def use_cudnn_ctc_loss(rules: Rules, log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: list[int], target_lengths: list[int], blank: int) -> bool:
+def use_cudnn_ctc_loss(
+    rules: Rules,
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: list[int],
+    target_lengths: list[int],
+    blank: int,
+) -> bool:
     full = all(length == log_probs.size(0) for length in input_lengths)
-    return _cudnn_takes(log_probs, targets, blank) and targets.device.type == "cpu" and full and _targets_fit(input_lengths, target_lengths)
+    return (
+        _cudnn_takes(log_probs, targets, blank)
+        and targets.device.type == "cpu"
+        and full
+        and _targets_fit(input_lengths, target_lengths)
+    )
 
 
 @rule("aten::_use_cudnn_ctc_loss.Tensor")
 def use_cudnn_ctc_loss_tensor(
-    rules: Rules, log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: torch.Tensor, target_lengths: torch.Tensor, blank: int
+    rules: Rules,
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    blank: int,
 ) -> bool:
     if not _cudnn_takes(log_probs, targets, blank) or {input_lengths.dtype, target_lengths.dtype} != {torch.int32}:
         return False
@@ -65,7 +85,9 @@ def ctc_loss_tensor(
     zero_infinity: bool,
 ) -> Any:
     # as CUDA's: the lengths are read back, and the form with lists of numbers does the work
-    return torch.ops.aten._ctc_loss(log_probs, targets, input_lengths.tolist(), target_lengths.tolist(), blank, zero_infinity)
+    return torch.ops.aten._ctc_loss(
+        log_probs, targets, input_lengths.tolist(), target_lengths.tolist(), blank, zero_infinity
+    )
 
 
 @describe("aten::_ctc_loss_backward", "aten::_ctc_loss_backward.Tensor")
@@ -79,5 +101,7 @@ def margin_loss_backward(grad_output: torch.Tensor, self: torch.Tensor, *_: Any)
 
 
 @describe("aten::multi_margin_loss_backward.grad_input", "aten::multilabel_margin_loss_backward.grad_input")
-def margin_loss_backward_out(grad_output: torch.Tensor, self: torch.Tensor, *_: Any, grad_input: torch.Tensor) -> torch.Tensor:
+def margin_loss_backward_out(
+    grad_output: torch.Tensor, self: torch.Tensor, *_: Any, grad_input: torch.Tensor
+) -> torch.Tensor:
     return grad_input.resize_(self.shape)

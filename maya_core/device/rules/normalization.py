@@ -26,13 +26,20 @@ def batch_norm_update_stats(
 
 
 @describe("aten::batch_norm_gather_stats", "aten::batch_norm_gather_stats_with_counts")
-def batch_norm_gather_stats(input: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
+def batch_norm_gather_stats(
+    input: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, *_: object
+) -> tuple[torch.Tensor, torch.Tensor]:
     return _per_channel(input), _per_channel(input)
 
 
 @describe("aten::batch_norm_elemt")
 def batch_norm_elemt(
-    input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, mean: torch.Tensor, invstd: torch.Tensor, eps: float
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    invstd: torch.Tensor,
+    eps: float,
 ) -> torch.Tensor:
     return torch.empty_like(input)
 

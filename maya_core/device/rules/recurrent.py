@@ -29,10 +29,12 @@ def _pieces(buffer: torch.Tensor, weights: Sequence[torch.Tensor]) -> Iterator[t
 
     The pieces share the buffer's memory without being views of it to autograd, as those ATen makes.
     """
-    order = [i for i, weight in enumerate(weights) if weight.dim() > 1] + [i for i, weight in enumerate(weights) if weight.dim() == 1]
+    order = [i for i, weight in enumerate(weights) if weight.dim() > 1] + [
+        i for i, weight in enumerate(weights) if weight.dim() == 1
+    ]
     start = 0
     for i in order:
-        yield i, buffer.new_empty(0).set_(buffer.untyped_storage(), start, weights[i].shape)
+        yield i, buffer.new_empty(0).set_(buffer.untyped_storage(), start, weights[i].shape, [])
         start += weights[i].numel()
 
 
@@ -55,11 +57,20 @@ def flatten_weight(rules: Rules, weights: list[torch.Tensor], *_: Any) -> torch.
     buffer = torch.zeros(_elements(weights), dtype=weights[0].dtype, device=weights[0].device)
     for i, piece in _pieces(buffer, weights):
         piece.copy_(weights[i])
-        weights[i].set_(piece)
+        weights[i].set_(piece.untyped_storage(), piece.storage_offset(), piece.shape, piece.stride())
     return buffer
 
 
-def reserve_bytes(steps_times_batch: int, itemsize: int, mode: int, hidden_size: int, output_size: int, layers: int, directions: int, dropout: float) -> int:
+def reserve_bytes(
+    steps_times_batch: int,
+    itemsize: int,
+    mode: int,
+    hidden_size: int,
+    output_size: int,
+    layers: int,
+    directions: int,
+    dropout: float,
+) -> int:
     """The reserve space of a training forward: see the head of this file."""
     kept = layers * directions * hidden_size * KEPT_PER_UNIT[mode]
     passed_on = (layers - 1) * directions * output_size
@@ -99,10 +110,27 @@ def cudnn_rnn(
         buffer = x.new_empty(_elements(weights))
         for i, piece in _pieces(buffer, weights):
             piece.copy_(weights[i])
-    kept = reserve_bytes(x[..., 0].numel(), x.element_size(), mode, hidden_size, output_size, layers, directions, dropout) if train else 0
+    kept = (
+        reserve_bytes(x[..., 0].numel(), x.element_size(), mode, hidden_size, output_size, layers, directions, dropout)
+        if train
+        else 0
+    )
     reserve = torch.empty(kept, dtype=torch.uint8, device=input.device)
-    network = [mode, hidden_size, projection_size, layers, batch_first, dropout, train, bidirectional, batch_sizes, dropout_state]
-    rules.record("aten::_cudnn_rnn", [x, weights, weights_per_layer, buffer, hx, cx, *network], [output, hy, cy, reserve])
+    network = [
+        mode,
+        hidden_size,
+        projection_size,
+        layers,
+        batch_first,
+        dropout,
+        train,
+        bidirectional,
+        batch_sizes,
+        dropout_state,
+    ]
+    rules.record(
+        "aten::_cudnn_rnn", [x, weights, weights_per_layer, buffer, hx, cx, *network], [output, hy, cy, reserve]
+    )
     return output.transpose(0, 1) if transposed else output, hy, cy, reserve, buffer
 
 
@@ -119,7 +147,11 @@ def autocast_cudnn_rnn(
     """Casts to float16, whatever autocast's own dtype, and flattens the cast weights (aten/src/ATen/cudnn/AutocastRNN.cpp)."""
 
     def cast(tensor: torch.Tensor | None) -> torch.Tensor | None:
-        return tensor.half() if tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
+        return (
+            tensor.half()
+            if tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64
+            else tensor
+        )
 
     with without_autocast():
         if weights[0].dtype not in (torch.float16, torch.float64):
@@ -128,7 +160,9 @@ def autocast_cudnn_rnn(
             for i, piece in _pieces(weight_buffer, weights):
                 cast_weights[i] = piece.copy_(weights[i])
             weights = cast_weights
-        return torch.ops.aten._cudnn_rnn(cast(input), weights, weights_per_layer, weight_buffer, cast(hx), cast(cx), *network)
+        return torch.ops.aten._cudnn_rnn(
+            cast(input), weights, weights_per_layer, weight_buffer, cast(hx), cast(cx), *network
+        )
 
 
 @rule("aten::_cudnn_rnn_backward")
@@ -169,8 +203,33 @@ def cudnn_rnn_backward(
     dx = x.new_empty(x.shape)
     dhx = hx.new_empty(hx.shape)
     dcx = None if cx is None else cx.new_empty(cx.shape)
-    network = [mode, hidden_size, projection_size, layers, batch_first, dropout, train, bidirectional, batch_sizes, dropout_state]
-    given = [x, weights, weights_per_layer, weight_buffer, hx, cx, output, dy, grad_hy, grad_cy, *network, reserve, output_mask]
+    network = [
+        mode,
+        hidden_size,
+        projection_size,
+        layers,
+        batch_first,
+        dropout,
+        train,
+        bidirectional,
+        batch_sizes,
+        dropout_state,
+    ]
+    given = [
+        x,
+        weights,
+        weights_per_layer,
+        weight_buffer,
+        hx,
+        cx,
+        output,
+        dy,
+        grad_hy,
+        grad_cy,
+        *network,
+        reserve,
+        output_mask,
+    ]
     rules.record("aten::_cudnn_rnn_backward", given, [dx, dhx, *([] if dcx is None else [dcx])])
     grads: list[torch.Tensor | None] = [None] * len(weights)
     if output_mask[3]:
@@ -183,7 +242,14 @@ def cudnn_rnn_backward(
 
 @rule("aten::_cudnn_init_dropout_state")
 def init_dropout_state(
-    rules: Rules, dropout: float, train: bool, seed: int, dtype: torch.dtype | None, layout: Any, device: torch.device | None, pin_memory: bool | None
+    rules: Rules,
+    dropout: float,
+    train: bool,
+    seed: int,
+    dtype: torch.dtype | None,
+    layout: Any,
+    device: torch.device | None,
+    pin_memory: bool | None,
 ) -> torch.Tensor:
     gpu = torch.cuda.get_device_properties(device)
     threads = gpu.multi_processor_count * gpu.max_threads_per_multi_processor
@@ -194,13 +260,19 @@ def init_dropout_state(
 
 @describe("aten::_thnn_fused_gru_cell")
 def fused_gru_cell(
-    input_gates: torch.Tensor, hidden_gates: torch.Tensor, hx: torch.Tensor, input_bias: torch.Tensor | None = None, hidden_bias: torch.Tensor | None = None
+    input_gates: torch.Tensor,
+    hidden_gates: torch.Tensor,
+    hx: torch.Tensor,
+    input_bias: torch.Tensor | None = None,
+    hidden_bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.empty_like(hx, memory_format=torch.contiguous_format), hx.new_empty((hx.size(0), hx.size(1) * 5))
 
 
 @describe("aten::_thnn_fused_gru_cell_backward")
-def fused_gru_cell_backward(grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias: bool) -> tuple[torch.Tensor | None, ...]:
+def fused_gru_cell_backward(
+    grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias: bool
+) -> tuple[torch.Tensor | None, ...]:
     samples, hidden_size = grad_hy.shape
     gates = [workspace.new_empty((samples, 3 * hidden_size)) for _ in range(2)]
     biases = [grad_hy.new_empty(3 * hidden_size) if has_bias else None for _ in range(2)]

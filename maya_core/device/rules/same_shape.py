@@ -43,7 +43,9 @@ def fractional_max_pool3d_backward(grad_output: torch.Tensor, self: torch.Tensor
 
 
 @describe("aten::fractional_max_pool3d_backward.grad_input", "aten::adaptive_avg_pool3d_backward.grad_input")
-def grad_input_like_self(grad_output: torch.Tensor, self: torch.Tensor, *_: Any, grad_input: torch.Tensor) -> torch.Tensor:
+def grad_input_like_self(
+    grad_output: torch.Tensor, self: torch.Tensor, *_: Any, grad_input: torch.Tensor
+) -> torch.Tensor:
     return grad_input.resize_(self.shape)
 
 
@@ -79,7 +81,9 @@ def compute_linear_combination(input: torch.Tensor, coefficients: torch.Tensor) 
 
 
 @describe("aten::_compute_linear_combination.out")
-def compute_linear_combination_out(input: torch.Tensor, coefficients: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+def compute_linear_combination_out(
+    input: torch.Tensor, coefficients: torch.Tensor, *, out: torch.Tensor
+) -> torch.Tensor:
     return out
 
 
@@ -92,7 +96,10 @@ def fake_quantize_cachemask(self: torch.Tensor, *_: Any) -> tuple[torch.Tensor, 
     return torch.empty_like(self), torch.empty_like(self, dtype=torch.bool)
 
 
-@describe("aten::_fake_quantize_learnable_per_tensor_affine_backward", "aten::_fake_quantize_learnable_per_channel_affine_backward")
+@describe(
+    "aten::_fake_quantize_learnable_per_tensor_affine_backward",
+    "aten::_fake_quantize_learnable_per_channel_affine_backward",
+)
 def fake_quantize_learnable_backward(
     grad: torch.Tensor, self: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor, *_: Any
 ) -> tuple[torch.Tensor, ...]:
@@ -117,7 +124,12 @@ def nested_tensor_from_mask_left_aligned(rules: Rules, tensor: torch.Tensor, mas
     return False
 
 
-_QUANTIZERS = ("quantize_per_tensor", "quantize_per_tensor.tensor_qparams", "quantize_per_tensor_dynamic", "quantize_per_channel")
+_QUANTIZERS = (
+    "quantize_per_tensor",
+    "quantize_per_tensor.tensor_qparams",
+    "quantize_per_tensor_dynamic",
+    "quantize_per_channel",
+)
 
 
 @rule(*(f"aten::{op}" for op in _QUANTIZERS))
@@ -134,14 +146,20 @@ def _check_grouped_operand(matrix: torch.Tensor) -> None:
     elif row == 1 and column >= max(1, rows):
         leading = column
     else:
-        raise RuntimeError(f"Invalid strides/sizes, got {list(matrix.stride())} for strides and {list(matrix.shape)} for sizes")
+        raise RuntimeError(
+            f"Invalid strides/sizes, got {list(matrix.stride())} for strides and {list(matrix.shape)} for sizes"
+        )
     if leading * matrix.element_size() % 16:
         raise RuntimeError("strides should be multiple of 16 bytes")
 
 
 @describe("aten::_grouped_mm")
 def grouped_mm(
-    self: torch.Tensor, mat2: torch.Tensor, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None, out_dtype: torch.dtype | None = None
+    self: torch.Tensor,
+    mat2: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """torch's Meta kernel wants bfloat16; CUDA multiplies group by group in other types. Rows are padded to 16 bytes."""
     for matrix in (self, mat2):

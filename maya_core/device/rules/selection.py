@@ -37,7 +37,9 @@ def nonzero(rules: Rules, self: torch.Tensor) -> torch.Tensor:
     found = rules.on_host(torch.nonzero, self)
     count = _count_nonzero(rules, self) if found is None else len(found)
     rules.wait(self)
-    out = torch.empty((self.dim(), count), dtype=torch.int64, device=self.device).t()  # CUDA writes one row per dimension
+    out = torch.empty(
+        (self.dim(), count), dtype=torch.int64, device=self.device
+    ).t()  # CUDA writes one row per dimension
     if found is not None:
         rules.remember(out, found)
     rules.record("aten::nonzero", [self], [out])
@@ -80,7 +82,13 @@ def masked_select_out(rules: Rules, self: torch.Tensor, mask: torch.Tensor, out:
 
 # ---- unique ----
 def _unique(
-    rules: Rules, op: str, arguments: list[Any], known: tuple[torch.Tensor, ...] | None, dim: int | None, with_inverse: bool, with_counts: bool
+    rules: Rules,
+    op: str,
+    arguments: list[Any],
+    known: tuple[torch.Tensor, ...] | None,
+    dim: int | None,
+    with_inverse: bool,
+    with_counts: bool,
 ) -> tuple[torch.Tensor, ...]:
     self = arguments[0]
     if known is not None:
@@ -89,7 +97,9 @@ def _unique(
         along = self.numel() if dim is None else self.size(dim)
         made = (
             torch.empty(along if dim is None else self.shape, dtype=self.dtype, device=self.device),
-            torch.empty((self.shape if dim is None else along) if with_inverse else 0, dtype=torch.int64, device=self.device),
+            torch.empty(
+                (self.shape if dim is None else along) if with_inverse else 0, dtype=torch.int64, device=self.device
+            ),
             torch.empty(along if with_counts else 0, dtype=torch.int64, device=self.device),
         )
     rules.wait(self)
@@ -111,19 +121,25 @@ def unique2(rules: Rules, self: torch.Tensor, sorted: bool, inverse: bool, count
 
 
 @rule("aten::unique_dim")
-def unique_dim(rules: Rules, self: torch.Tensor, dim: int, sorted: bool, inverse: bool, counts: bool) -> tuple[torch.Tensor, ...]:
+def unique_dim(
+    rules: Rules, self: torch.Tensor, dim: int, sorted: bool, inverse: bool, counts: bool
+) -> tuple[torch.Tensor, ...]:
     known = rules.on_host(aten.unique_dim, self, dim, True, True, True)
     return _unique(rules, "aten::unique_dim", [self, dim, sorted, inverse, counts], known, dim, True, True)
 
 
 @rule("aten::unique_consecutive")
-def unique_consecutive(rules: Rules, self: torch.Tensor, inverse: bool, counts: bool, dim: int | None) -> tuple[torch.Tensor, ...]:
+def unique_consecutive(
+    rules: Rules, self: torch.Tensor, inverse: bool, counts: bool, dim: int | None
+) -> tuple[torch.Tensor, ...]:
     known = rules.on_host(aten.unique_consecutive, self, inverse, counts, dim)
     return _unique(rules, "aten::unique_consecutive", [self, inverse, counts, dim], known, dim, inverse, counts)
 
 
 @rule("aten::unique_dim_consecutive")
-def unique_dim_consecutive(rules: Rules, self: torch.Tensor, dim: int, inverse: bool, counts: bool) -> tuple[torch.Tensor, ...]:
+def unique_dim_consecutive(
+    rules: Rules, self: torch.Tensor, dim: int, inverse: bool, counts: bool
+) -> tuple[torch.Tensor, ...]:
     known = rules.on_host(aten.unique_dim_consecutive, self, dim, True, True)
     return _unique(rules, "aten::unique_dim_consecutive", [self, dim, inverse, counts], known, dim, True, True)
 
@@ -151,7 +167,11 @@ def repeat_interleave(rules: Rules, repeats: torch.Tensor, output_size: int | No
         out = rules.put(known, repeats.device)
     else:
         everywhere = rules.uniform_value(repeats)
-        size = output_size if output_size is not None else repeats.numel() * (1 if everywhere is None else int(everywhere))
+        size = (
+            output_size
+            if output_size is not None
+            else repeats.numel() * (1 if everywhere is None else int(everywhere.real))
+        )
         out = torch.empty(size, dtype=repeats.dtype, device=repeats.device)
     if output_size is None:
         rules.wait(repeats)

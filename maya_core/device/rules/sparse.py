@@ -22,7 +22,9 @@ def _as_on_cpu(op: torch._ops.OpOverload) -> Callable[..., Any]:
 
     def run(rules: Rules, *arguments: Any) -> Any:
         positional = [a for a in op._schema.arguments if not a.kwarg_only]
-        options = dict(zip((a.name for a in op._schema.arguments if a.kwarg_only), arguments[len(positional) :], strict=True))
+        options = dict(
+            zip((a.name for a in op._schema.arguments if a.kwarg_only), arguments[len(positional) :], strict=True)
+        )
         return op.redispatch(_CPU, *arguments[: len(positional)], **options)
 
     return run
@@ -40,7 +42,9 @@ for _op in (
     rule(_op._schema.name + ("." + _op._overloadname if _op._overloadname != "default" else ""))(_as_on_cpu(_op))
 
 
-def _coo(indices: torch.Tensor, values: torch.Tensor, size: torch.Size | list[int], coalesced: bool = False) -> torch.Tensor:
+def _coo(
+    indices: torch.Tensor, values: torch.Tensor, size: torch.Size | list[int], coalesced: bool = False
+) -> torch.Tensor:
     return aten._sparse_coo_tensor_unsafe(indices, values, size, is_coalesced=coalesced)
 
 
@@ -63,7 +67,9 @@ def coalesce(rules: Rules, self: torch.Tensor) -> torch.Tensor:
     return _coo(new_indices, new_values, self.shape, coalesced=True)
 
 
-def _dense_add(rules: Rules, dense: torch.Tensor, sparse: torch.Tensor, alpha: complex, out: torch.Tensor) -> torch.Tensor:
+def _dense_add(
+    rules: Rules, dense: torch.Tensor, sparse: torch.Tensor, alpha: complex, out: torch.Tensor
+) -> torch.Tensor:
     """dense + alpha * sparse, as the GPU does it: a copy if need be, then the sparse values added where they belong."""
     if out is not dense:
         out.resize_(dense.shape)
@@ -71,17 +77,18 @@ def _dense_add(rules: Rules, dense: torch.Tensor, sparse: torch.Tensor, alpha: c
     if sparse._nnz() == 0:
         return out
     indices, values = sparse._indices(), sparse._values()
-    known = [rules.value(tensor) for tensor in (out, indices, values)]
+    host_out, host_indices, host_values = (rules.value(tensor) for tensor in (out, indices, values))
     rules.record("aten::_sparse_add", [out, indices, values], [])
-    if any(host is None for host in known):
+    if host_out is None or host_indices is None or host_values is None:
         rules.forget(out)
         return out
-    host_out, host_indices, host_values = known
     return rules.remember(out, host_out.add(_coo(host_indices, host_values, sparse.shape), alpha=alpha))
 
 
 @sparse_rule("aten::add.out")
-def add_out(rules: Rules, self: torch.Tensor, other: torch.Tensor, *, alpha: complex = 1, out: torch.Tensor) -> torch.Tensor:
+def add_out(
+    rules: Rules, self: torch.Tensor, other: torch.Tensor, *, alpha: complex = 1, out: torch.Tensor
+) -> torch.Tensor:
     if not self.is_sparse:
         return _dense_add(rules, self, other, alpha, out)
     if not other.is_sparse:
@@ -90,7 +97,11 @@ def add_out(rules: Rules, self: torch.Tensor, other: torch.Tensor, *, alpha: com
     dtype = torch.result_type(self, other)
     values = torch.cat([mine.to(dtype), (theirs if alpha == 1 else theirs * alpha).to(dtype)])
     summed = _coo(torch.cat([self._indices(), other._indices()], 1), values.to(out.dtype), self.shape)
-    return out.copy_(summed) if out.shape == self.shape else out.sparse_resize_(self.shape, self.sparse_dim(), self.dense_dim()).copy_(summed)
+    return (
+        out.copy_(summed)
+        if out.shape == self.shape
+        else out.sparse_resize_(self.shape, self.sparse_dim(), self.dense_dim()).copy_(summed)
+    )
 
 
 @sparse_rule("aten::mul.out")
@@ -101,7 +112,9 @@ def mul_out(rules: Rules, self: torch.Tensor, other: torch.Tensor, *, out: torch
     if other.dim() == 0 or self.dim() == 0:
         tensor, number = (self, other) if other.dim() == 0 else (other, self)
         number = number.to_dense() if number.is_sparse else number
-        return out.copy_(_coo(tensor._indices(), (tensor._values() * number).to(out.dtype), tensor.shape, tensor.is_coalesced()))
+        return out.copy_(
+            _coo(tensor._indices(), (tensor._values() * number).to(out.dtype), tensor.shape, tensor.is_coalesced())
+        )
     if not (self.is_sparse and other.is_sparse):
         sparse, dense = (self, other) if self.is_sparse else (other, self)
         sparse = sparse.coalesce()
@@ -128,11 +141,18 @@ def _common_columns(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, tor
 
 # ---- products with dense matrices ----
 def _product(
-    rules: Rules, op: str, out: torch.Tensor, dense_inputs: list[torch.Tensor], sparse: torch.Tensor, compute: Callable[..., torch.Tensor]
+    rules: Rules,
+    op: str,
+    out: torch.Tensor,
+    dense_inputs: list[torch.Tensor],
+    sparse: torch.Tensor,
+    compute: Callable[..., torch.Tensor],
 ) -> torch.Tensor:
     indices, values = sparse._indices(), sparse._values()
     rules.record(op, [*dense_inputs, indices, values], [out])
-    known = rules.on_host(lambda i, v, *dense: compute(_coo(i, v, sparse.shape), *dense), indices, values, *dense_inputs)
+    known = rules.on_host(
+        lambda i, v, *dense: compute(_coo(i, v, sparse.shape), *dense), indices, values, *dense_inputs
+    )
     if known is None:
         rules.forget(out)
         return out
@@ -140,25 +160,45 @@ def _product(
 
 
 @sparse_rule("aten::addmm")
-def addmm(rules: Rules, self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: complex = 1, alpha: complex = 1) -> torch.Tensor:
+def addmm(
+    rules: Rules, self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: complex = 1, alpha: complex = 1
+) -> torch.Tensor:
     out = mat2.new_empty((mat1.size(0), mat2.size(1)))
     return addmm_out(rules, self, mat1, mat2, beta=beta, alpha=alpha, out=out)
 
 
 @sparse_rule("aten::addmm_")
-def addmm_(rules: Rules, self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: complex = 1, alpha: complex = 1) -> torch.Tensor:
+def addmm_(
+    rules: Rules, self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: complex = 1, alpha: complex = 1
+) -> torch.Tensor:
     return addmm_out(rules, self, mat1, mat2, beta=beta, alpha=alpha, out=self)
 
 
 @sparse_rule("aten::addmm.out")
 def addmm_out(
-    rules: Rules, self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: complex = 1, alpha: complex = 1, out: torch.Tensor
+    rules: Rules,
+    self: torch.Tensor,
+    mat1: torch.Tensor,
+    mat2: torch.Tensor,
+    *,
+    beta: complex = 1,
+    alpha: complex = 1,
+    out: torch.Tensor,
 ) -> torch.Tensor:
     if not mat1.is_sparse or mat2.is_sparse or self.is_sparse:
-        raise RuntimeError("addmm: the emulated device multiplies a sparse matrix with a dense one, and adds to a dense one")
+        raise RuntimeError(
+            "addmm: the emulated device multiplies a sparse matrix with a dense one, and adds to a dense one"
+        )
     mat1 = mat1.coalesce()
     out.resize_((mat1.size(0), mat2.size(1)))
-    return _product(rules, "aten::_sparse_addmm", out, [self, mat2], mat1, lambda m, s, d: torch.addmm(s, m, d, beta=beta, alpha=alpha))
+    return _product(
+        rules,
+        "aten::_sparse_addmm",
+        out,
+        [self, mat2],
+        mat1,
+        lambda m, s, d: torch.addmm(s, m, d, beta=beta, alpha=alpha),
+    )
 
 
 @sparse_rule("aten::bmm")
@@ -181,7 +221,7 @@ def sparse_sparse_matmul(rules: Rules, self: torch.Tensor, other: torch.Tensor) 
         return torch.sparse.mm(_coo(i, v, self.shape), _coo(j, w, other.shape)).coalesce()
 
     known = rules.on_host(multiply, *parts)
-    size = (self.size(0), other.size(1))
+    size = torch.Size((self.size(0), other.size(1)))
     if known is not None:
         indices, values = rules.put(known._indices(), self.device), rules.put(known._values(), self.device)
     else:
@@ -201,7 +241,12 @@ def sparse_mask(rules: Rules, self: torch.Tensor, mask: torch.Tensor) -> torch.T
         return _coo(indices.clone(), self[tuple(indices)], mask.shape, mask.is_coalesced())
 
     def pick(i: torch.Tensor, v: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
-        return _coo(i, v, self.shape).coalesce().sparse_mask(_coo(j, torch.ones(j.size(1)), self.shape, mask.is_coalesced()))._values()
+        return (
+            _coo(i, v, self.shape)
+            .coalesce()
+            .sparse_mask(_coo(j, torch.ones(j.size(1)), self.shape, mask.is_coalesced()))
+            ._values()
+        )
 
     values = self._values().new_empty((mask._nnz(), *self._values().shape[1:]))
     rules.record("aten::sparse_mask", [self._indices(), self._values(), indices], [values])
@@ -212,7 +257,9 @@ def sparse_mask(rules: Rules, self: torch.Tensor, mask: torch.Tensor) -> torch.T
 
 
 @sparse_rule("aten::_sparse_mask_projection")
-def sparse_mask_projection(rules: Rules, self: torch.Tensor, mask: torch.Tensor, accumulate_matches: bool = False) -> torch.Tensor:
+def sparse_mask_projection(
+    rules: Rules, self: torch.Tensor, mask: torch.Tensor, accumulate_matches: bool = False
+) -> torch.Tensor:
     """What flows back through sparse_mask: of self where the mask has elements, taken to be everywhere."""
     values = torch.empty_like(self._values())
     rules.record("aten::_sparse_mask_projection", [self._indices(), self._values(), mask._indices()], [values])
@@ -252,7 +299,9 @@ def softmax(rules: Rules, self: torch.Tensor, dim: int, half_to_float: bool) -> 
 
 
 @sparse_rule("aten::_sparse_softmax_backward_data", "aten::_sparse_log_softmax_backward_data")
-def softmax_backward(rules: Rules, grad: torch.Tensor, output: torch.Tensor, dim: int, self: torch.Tensor) -> torch.Tensor:
+def softmax_backward(
+    rules: Rules, grad: torch.Tensor, output: torch.Tensor, dim: int, self: torch.Tensor
+) -> torch.Tensor:
     output = output.coalesce()
     values = torch.empty_like(output._values())
     rules.record("aten::_sparse_softmax_backward_data", [grad._values(), output._values(), dim], [values])
@@ -269,7 +318,14 @@ def sum_backward(rules: Rules, grad: torch.Tensor, self: torch.Tensor, dims: lis
 # ---- compressed layouts: CSR and its like ----
 @compressed_rule("aten::addmm.out")
 def compressed_addmm_out(
-    rules: Rules, self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: complex = 1, alpha: complex = 1, out: torch.Tensor
+    rules: Rules,
+    self: torch.Tensor,
+    mat1: torch.Tensor,
+    mat2: torch.Tensor,
+    *,
+    beta: complex = 1,
+    alpha: complex = 1,
+    out: torch.Tensor,
 ) -> torch.Tensor:
     """A compressed matrix by a dense one; whatever else cuSPARSE multiplies has no rule."""
     if mat1.layout != torch.sparse_csr or mat2.layout != torch.strided or out.layout != torch.strided:
@@ -278,7 +334,9 @@ def compressed_addmm_out(
     rows, columns, values = mat1.crow_indices(), mat1.col_indices(), mat1.values()
     rules.record("aten::_sparse_addmm", [rows, columns, values, mat2], [out])
 
-    def multiply(r: torch.Tensor, c: torch.Tensor, v: torch.Tensor, dense: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+    def multiply(
+        r: torch.Tensor, c: torch.Tensor, v: torch.Tensor, dense: torch.Tensor, added: torch.Tensor
+    ) -> torch.Tensor:
         return torch.addmm(added, torch.sparse_csr_tensor(r, c, v, mat1.shape), dense, beta=beta, alpha=alpha)
 
     known = rules.on_host(multiply, rows, columns, values, mat2, self) if values.dim() == 1 else None
@@ -289,5 +347,9 @@ def compressed_addmm_out(
 
 
 @compressed_rule("aten::addmm")
-def compressed_addmm(rules: Rules, self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: complex = 1, alpha: complex = 1) -> torch.Tensor:
-    return compressed_addmm_out(rules, self, mat1, mat2, beta=beta, alpha=alpha, out=mat2.new_empty((mat1.size(0), mat2.size(1))))
+def compressed_addmm(
+    rules: Rules, self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: complex = 1, alpha: complex = 1
+) -> torch.Tensor:
+    return compressed_addmm_out(
+        rules, self, mat1, mat2, beta=beta, alpha=alpha, out=mat2.new_empty((mat1.size(0), mat2.size(1)))
+    )

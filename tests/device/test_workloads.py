@@ -1,0 +1,49 @@
+"""Small training runs whose peaks and kernel counts real CUDA torch 2.13 gave over a fake runtime (data/oracle_more.csv)."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+FIGURES = list(csv.DictReader((HERE / "data/oracle_more.csv").open()))
+
+# A process of its own, as the figures are of one: peaks depend on everything the process allocated before.
+RUN = """
+import json, runpy, sys
+import numpy as np
+import torch
+from maya_core.device.emulated import EmulatedDevice
+from maya_core.hardware.catalog import find_gpu
+from maya_core.trace.schema import EVENT, Kind
+device = EmulatedDevice(find_gpu(sys.argv[2]), 1)
+device.native.start_recording()
+runpy.run_path(sys.argv[1])
+events = np.frombuffer(device.native.take_events(), EVENT)
+launches = sum(device.planner.signatures[i].launches for i in events[events["kind"] == Kind.OP]["subject"])
+print(json.dumps([torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), launches]))
+"""
+
+
+@pytest.mark.parametrize("figures", FIGURES, ids=[f"{row['name']}-{row['gpu']}" for row in FIGURES])
+def test_a_training_run_is_what_cuda_torch_does(figures: dict[str, str]) -> None:
+    script = HERE / "workloads" / f"{figures['name']}.py"
+    environment = {**os.environ, "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"}  # the figures are of flash attention
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, script, figures["gpu"]],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    allocated, reserved, launches = json.loads(done.stdout.splitlines()[-1])
+    assert {"allocated": allocated, "reserved": reserved, "launches": launches} == {
+        name: int(figures[name]) for name in ("allocated", "reserved", "launches")
+    }
