@@ -60,7 +60,7 @@ class EmulatedDevice:
         composed = self.rules.without_rule(ops.sparse_ops())
         try:
             self.native.install(
-                config, ops.cuda_ops(), composed, self.planner.plan, self.rules.table(), no_rule_message
+                config, ops.cuda_ops(), composed, self.planner.plan, self.rules.table, no_rule_message
             )
         except BaseException as error:
             self.rules.close()

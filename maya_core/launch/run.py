@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -60,7 +61,7 @@ def _check_out(out: Path) -> None:
         return
     if not out.is_dir():
         raise MayaError(f"--out {out} is a file.", "Give a folder for the traces.")
-    others = [entry for entry in out.iterdir() if entry.suffix not in {".trace", ".part"}]
+    others = [entry for entry in out.iterdir() if not re.fullmatch(r"rank-\d{5}\.trace(\.part)?", entry.name)]
     if others:
         raise MayaError(
             f"--out {out} holds other files ({others[0].name}).",

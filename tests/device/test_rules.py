@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from maya_core.device.emulated import EmulatedDevice
+from maya_core.device.rules import Rules, rule
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -323,3 +324,20 @@ def test_rules_leave_with_the_device(device):
         "torch's own Meta kernel again"
     )
     assert torch.tensor([0, 1]).nonzero().tolist() == [[1]]
+
+
+def test_a_program_may_add_a_rule_of_its_own(device: EmulatedDevice) -> None:
+    library = torch.library.Library("maya_rules_test", "DEF")
+    library.define("route(Tensor scores, int experts) -> Tensor")
+
+    @rule("maya_rules_test::route")
+    def route(rules: Rules, scores: torch.Tensor, experts: int) -> torch.Tensor:
+        out = torch.empty(scores.shape[0], dtype=torch.int64, device=scores.device)
+        rules.record("maya_rules_test::route", [scores, experts], [out])
+        return out
+
+    device.native.start_recording()
+    chosen = torch.ops.maya_rules_test.route(torch.randn(6, 4, device="cuda"), 4)
+    assert (chosen.shape, chosen.dtype) == ((6,), torch.int64)
+    assert device.planner.signatures[-1].op == "maya_rules_test::route"
+    library._destroy()

@@ -63,9 +63,12 @@ def convolution_backward(call: Call) -> Work:
     if len(grad.sizes) == 3:  # packed once, before it is seen as 2d
         _packed(work, False, source)
         kept = _packed(work, False, grad)
-        grad_read, source_read = (t._replace(strides=packed(t.sizes)) for t in (grad, source))
+        grad_reads, source_read = [], source._replace(strides=packed(source.sizes))
+    elif channels_last and not _channels_last(grad):  # turned once for both
+        kept = _packed(work, True, grad)
+        grad_reads, source_read = [], source
     else:
-        grad_read, source_read = grad, source
+        grad_reads, source_read = [grad], source
     depthwise = _by_depthwise_kernel(call, channels_last)
     for which in (1, 0) if depthwise else (0, 1):
         place = places[which]
@@ -74,9 +77,9 @@ def convolution_backward(call: Call) -> Work:
         work.launches += 1
         if which == 0:
             work.out(place)
-            copies = _packed(work, channels_last, grad_read, weight)
+            copies = _packed(work, channels_last, *grad_reads, weight)
         else:
-            copies = _packed(work, channels_last, grad_read, source_read)
+            copies = _packed(work, channels_last, *grad_reads, source_read)
             work.out(place)
         work.free(*reversed(copies))
     work.free(*kept)

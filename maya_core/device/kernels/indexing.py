@@ -79,10 +79,11 @@ def embedding_bag(call: Call) -> Work:
 
 @kernel("_embedding_bag_dense_backward", "_embedding_bag_backward")
 def embedding_bag_backward(call: Call) -> Work:
-    if call["mode"] == 2:  # max: zeroed, then added to where the maxima were
-        return Work(launches=2)
     grad, indices, weights = call["grad"], call["indices"], call["num_weights"]
     work = add_input_copy(Work(launches=0), grad)
+    if call["mode"] == 2:  # max: zeroed, then added to where the maxima were
+        work.launches += 2
+        return work
     _sort_indices(work, call, indices.numel, indices.itemsize, weights - 1)
     return _sum_segments(work, call, grad, indices.numel, indices.itemsize, weights, bags=True)
 

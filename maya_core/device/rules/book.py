@@ -32,6 +32,8 @@ _SPARSE_RULES: dict[str, Callable[..., Any]] = {}
 _COMPRESSED_RULES: dict[str, Callable[..., Any]] = {}
 _AUTOCAST_RULES: dict[str, Callable[..., Any]] = {}
 
+_IN_USE: list[Rules] = []
+
 _Register = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -45,8 +47,19 @@ def _registers(table: dict[str, Callable[..., Any]], ops: Sequence[str]) -> _Reg
 
 
 def rule(*ops: str) -> _Register:
-    """Registers a rule for ops named as 'aten::nonzero' or 'aten::nonzero.out'. The first argument the rule gets is `Rules`."""
-    return _registers(_RULES, ops)
+    """Registers a rule for ops named as 'aten::nonzero' or 'aten::nonzero.out'. The first argument the rule gets is `Rules`.
+
+    A program may add rules while it is being emulated, before it first calls the op.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        for op in ops:
+            _RULES[op] = function
+            for rules in _IN_USE:
+                rules.table[op] = rules._bind(function)
+        return function
+
+    return register
 
 
 def describe(*ops: str) -> _Register:
@@ -100,6 +113,8 @@ class Rules:
 
     def __init__(self, native: ModuleType) -> None:
         self._native = native
+        self.table = {op: self._bind(function) for op, function in _RULES.items()}  # as the native device calls them
+        _IN_USE.append(self)
         compressed = {op: self._bind(function) for op, function in _COMPRESSED_RULES.items()}
         self._libraries = [
             _library("Meta", _DESCRIPTIONS),
@@ -110,6 +125,7 @@ class Rules:
 
     def close(self) -> None:
         """Takes the kernels out now: left to the garbage collector, torch would do it while holding its own lock."""
+        _IN_USE.remove(self)
         for library in self._libraries:
             library._destroy()
         self._libraries.clear()
@@ -126,10 +142,6 @@ class Rules:
                 return function(self, *arguments, **options)
 
         return call
-
-    def table(self) -> dict[str, Callable[..., Any]]:
-        """Op name to callable, as the native device calls it."""
-        return {op: self._bind(function) for op, function in _RULES.items()}
 
     def value(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The tensor's true value on the host, if it is known and of a size to compute with there."""
