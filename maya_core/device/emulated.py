@@ -59,9 +59,7 @@ class EmulatedDevice:
         self.rules = Rules(self.native)
         composed = self.rules.without_rule(ops.sparse_ops())
         try:
-            self.native.install(
-                config, ops.cuda_ops(), composed, self.planner.plan, self.rules.table, no_rule_message
-            )
+            self.native.install(config, ops.cuda_ops(), composed, self.planner.plan, self.rules.table, no_rule_message)
         except BaseException as error:
             self.rules.close()
             if isinstance(error, ValueError):  # the allocator's configuration is the only thing a user writes here

@@ -244,3 +244,25 @@ def test_only_one_emulation_at_a_time(device: EmulatedDevice) -> None:
 def test_unknown_gpu_is_named_with_the_nearest() -> None:
     with pytest.raises(maya_core.MayaError, match=r"unknown GPU 'h1000'[\s\S]*h100"):
         maya_core.emulate("h1000")
+
+
+def test_tensors_of_two_devices_are_refused_as_on_a_gpu() -> None:
+    with maya_core.emulate("h100", gpus=2):
+        here, there = torch.ones(3, device="cuda:0"), torch.ones(3, device="cuda:1")
+        for other, name in ((torch.ones(3), "cpu"), (there, "cuda:1")):
+            with pytest.raises(RuntimeError, match=f"found at least two devices, cuda:0 and {name}"):
+                here + other
+        assert (here + torch.tensor(2.0)).tolist() == [3, 3, 3]  # a scalar may come from the host
+        assert here[torch.tensor([0, 2])].shape == (2,)  # and so may indices
+        with pytest.raises(RuntimeError, match="cuda:0 and cpu"):
+            torch.nn.Linear(3, 3)(here)
+
+
+def test_data_parallel_over_two_gpus() -> None:
+    with maya_core.emulate("h100", gpus=2):
+        model = torch.nn.DataParallel(torch.nn.Linear(4, 4, bias=False).cuda())
+        out = model(torch.ones(6, 4, device="cuda"))
+        out.sum().backward()
+        assert (out.shape, out.device) == ((6, 4), torch.device("cuda:0"))
+        assert model.module.weight.grad.device == torch.device("cuda:0")
+        assert torch.cuda.max_memory_allocated(1) > 0

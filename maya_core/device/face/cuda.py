@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from maya_core.device.face import graphs, nvml, streams, tensors
+from maya_core.device.face import comm, graphs, nvml, streams, tensors
 from maya_core.device.patches import Patches
 from maya_core.hardware.catalog import Gpu
 
@@ -212,6 +212,7 @@ def put_on(native: ModuleType, gpu: Gpu, gpus: int, patches: Patches) -> None:
     streams.put_on(native, patches)
     graphs.put_on(native, patches)
     tensors.put_on(native, patches)
+    comm.put_on(patches)
     nvml.put_on(native, gpu, gpus, patches)
 
 

@@ -52,6 +52,8 @@ def add_radix_sort(work: Work, call: Call, n: int, key_bytes: int, value_bytes: 
     if _sorts_in_one_tile(n, key_bytes, value_bytes):
         work.launches += 1
         return work.free(work.temporary(1))
+    if call.capability < 90 and key_bytes < 4:
+        return _add_spine_sort(work, call, n, key_bytes, value_bytes, key_bits)
     passes = -(-key_bits // 8)
     tiles = SORT_TILE | SORT_TILE_90 if call.capability >= 90 else SORT_TILE
     tile = tiles.get((key_bytes, value_bytes), 3840)
@@ -59,6 +61,20 @@ def add_radix_sort(work: Work, call: Call, n: int, key_bytes: int, value_bytes: 
     storage = _storage(passes * 4, passes * DIGITS * 8, -(-n // tile) * DIGITS * 4, *copies)
     work.launches += 4 + 2 * passes  # two memsets, histogram, its prefix sum; a memset and a sweep each pass
     return work.free(work.temporary(storage))
+
+
+def _add_spine_sort(work: Work, call: Call, n: int, key_bytes: int, value_bytes: int, key_bits: int) -> Work:
+    """Keys below 4 bytes before sm_90: blocks count digits into a spine, which is scanned, three kernels a pass."""
+    digit_bits = 7 if key_bytes == 2 else 6
+    blocks = call.sms * 8 * 5  # as many as fit, five times over
+    work.launches += 3 * -(-key_bits // digit_bits)
+    return work.free(work.temporary(_storage((blocks * 2**digit_bits + 5632) * 8, n * key_bytes, n * value_bytes)))
+
+
+def add_segmented_sort(work: Work, n: int, key_bytes: int, value_bytes: int) -> Work:
+    """Segments sorted by a block each, 6 bits a pass."""
+    work.launches += -(-8 * key_bytes // 6)
+    return work.free(work.temporary(_storage(n * key_bytes, n * value_bytes)))
 
 
 def scan_bytes(n: int, item: int) -> int:

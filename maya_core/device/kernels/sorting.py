@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 
 from maya_core.device.kernels.call import Call, Tensor, Work, kernel
-from maya_core.device.kernels.cub import add_radix_sort, add_scan, bits
+from maya_core.device.kernels.cub import add_radix_sort, add_scan, add_segmented_sort, bits
 from maya_core.device.kernels.reductions import add_input_copy
 
 SMALL_SORT = 4096  # should_use_small_sort
+LONG_SEGMENT, MANY_SEGMENTS = 1_000_000, 128
 TOPK_THREADS, TOPK_BLOCKS_PER_SM = 256, 6  # 40 registers a thread of 64 Ki
 
 # TensorTopK.cu's should_use_multiblock: for at most so many slices, the length from which several blocks share one
@@ -40,17 +41,22 @@ def sort(call: Call) -> Work:
 
 
 def _sort_long(work: Work, call: Call, source: Tensor, segments: int) -> Work:
+    """launch_stable_sort_kernel: one sort for each of few long segments, all at once, or a block for each of many."""
     n, item = source.numel, source.itemsize
-    if segments == 1:
-        order = work.temporary(8 * n)
-        work.launches += 1
-        add_radix_sort(work, call, n, item, 8, 8 * item)
+    length = n // segments
+    work.launches += 1  # numbered
+    if segments == 1 or length >= LONG_SEGMENT:
+        order = work.temporary(8 * length)
+        for _ in range(segments):
+            add_radix_sort(work, call, length, item, 8, 8 * item)
         return work.free(order)
-    # segmented_sort_pairs_by_full_sort: all by value, then stably by segment
+    if segments >= MANY_SEGMENTS:
+        order = work.temporary(8 * n)
+        return add_segmented_sort(work, n, item, 8).free(order)
+    # all by value, then stably by segment
     for _ in range(2):
         work.temporary(8 * n)
     keys = work.temporary(source.nbytes)
-    work.launches += 1
     add_radix_sort(work, call, n, item, 8, 8 * item)
     work.free(keys)
     add_radix_sort(work, call, n, 8, 0, bits(segments - 1))

@@ -46,7 +46,7 @@ struct Key {
     }
     words.push_back(int64_t(c10::typeMetaToScalarType(impl->dtype())) | int64_t(impl->dim()) << 8 | int64_t(tensor.device().type()) << 16 |
                     int64_t(impl->is_wrapped_number()) << 24 | int64_t(tensor.is_conj()) << 25 | int64_t(tensor.is_neg()) << 26 |
-                    int64_t(impl->layout()) << 27 | alias << 32);
+                    int64_t(impl->layout()) << 27 | alias << 32 | int64_t(tensor.device().index() + 1) << 48);
     if (impl->layout() == at::kStrided) {
       const auto sizes = impl->sizes(), strides = impl->strides();
       words.insert(words.end(), sizes.begin(), sizes.end());
@@ -236,6 +236,28 @@ struct MetaClones {  // meta tensors that share memory where the originals do
     return output;
   }
 };
+
+// Ops that take tensors of the host beside those of the device: indices and lengths may be on either.
+const std::unordered_set<std::string>& mixes_devices() {
+  static const auto* names = new std::unordered_set<std::string>{
+      "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index", "aten::_unsafe_index_put",
+      "aten::_ctc_loss", "aten::_ctc_loss_backward", "aten::_cudnn_ctc_loss", "aten::_cudnn_rnn", "aten::_cudnn_rnn_backward",
+      "aten::masked_fill", "aten::masked_fill_", "aten::_resize_output_", "aten::resize_as_"};
+  return *names;
+}
+
+// What a CUDA kernel would refuse, torch's Meta kernels let pass.
+void check_same_device(const c10::FunctionSchema& schema, const std::vector<TensorImpl*>& tensors) {
+  if (mixes_devices().count(schema.name())) return;
+  const TensorImpl* first = nullptr;
+  for (const auto* tensor : tensors) if (tensor->is_cuda()) { first = tensor; break; }
+  if (!first) return;
+  for (const auto* tensor : tensors) {
+    const bool scalar = tensor->is_cpu() && tensor->dim() == 0;
+    TORCH_CHECK(scalar || tensor->device() == first->device(), "Expected all tensors to be on the same device, but found at least two devices, ",
+                first->device(), " and ", tensor->device(), "!");
+  }
+}
 
 [[noreturn]] void refuse(const std::string& op, const std::string& reason) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, python ? python->no_rule_message(op, reason) : "no rule for " + op);
@@ -474,6 +496,7 @@ struct Kernel final : c10::OperatorKernel {
   }
 
   std::unique_ptr<Entry> describe(const c10::OperatorHandle& op, const Key& key, at::ArrayRef<IValue> arguments) {
+    check_same_device(op.schema(), key.tensors);
     auto entry = ask_meta(op, name, arguments);
     entry->key = key.words;
     Stack outputs;  // as metadata for the planner: nothing is allocated yet

@@ -125,7 +125,8 @@ class Rules:
 
     def close(self) -> None:
         """Takes the kernels out now: left to the garbage collector, torch would do it while holding its own lock."""
-        _IN_USE.remove(self)
+        if self in _IN_USE:
+            _IN_USE.remove(self)
         for library in self._libraries:
             library._destroy()
         self._libraries.clear()
