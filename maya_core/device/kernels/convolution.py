@@ -59,16 +59,14 @@ def convolution_backward(call: Call) -> Work:
         sum(map(bool, mask[:i])) if wanted else None for i, wanted in enumerate(mask)
     ]  # among the outputs that there are
     work = Work(launches=0)
-    kept: list[int] = []
-    if len(grad.sizes) == 3:  # packed once, before it is seen as 2d
+    kept: list[int] = []  # copies of the gradient that serve both
+    source_read, each_packs = source, [grad]
+    if len(grad.sizes) == 3:  # before it is seen as 2d
         _packed(work, False, source)
         kept = _packed(work, False, grad)
-        grad_reads, source_read = [], source._replace(strides=packed(source.sizes))
-    elif channels_last and not _channels_last(grad):  # turned once for both
-        kept = _packed(work, True, grad)
-        grad_reads, source_read = [], source
-    else:
-        grad_reads, source_read = [grad], source
+        source_read, each_packs = source._replace(strides=packed(source.sizes)), []
+    elif channels_last and not _channels_last(grad):
+        kept, each_packs = _packed(work, True, grad), []
     depthwise = _by_depthwise_kernel(call, channels_last)
     for which in (1, 0) if depthwise else (0, 1):
         place = places[which]
@@ -77,9 +75,9 @@ def convolution_backward(call: Call) -> Work:
         work.launches += 1
         if which == 0:
             work.out(place)
-            copies = _packed(work, channels_last, *grad_reads, weight)
+            copies = _packed(work, channels_last, *each_packs, weight)
         else:
-            copies = _packed(work, channels_last, *grad_reads, source_read)
+            copies = _packed(work, channels_last, *each_packs, source_read)
             work.out(place)
         work.free(*reversed(copies))
     work.free(*kept)
