@@ -18,6 +18,13 @@ from maya_core.trace.schema import Kind, Phase
 
 GIB = 2**30
 
+# What is not known of some ops, for the reader to weigh. docs/memory.md says more.
+CAVEATS = {
+    "convolution": "cuDNN's workspaces for convolutions are not included in memory.",
+    "_cudnn_rnn": "The reserve space of cuDNN's recurrent networks is an estimate.",
+    "_scaled_dot_product_cudnn_attention": "The workspace of cuDNN's attention is an estimate.",
+}
+
 
 class DeviceMemory(BaseModel):
     """Peak memory of one emulated GPU."""
@@ -47,6 +54,7 @@ class Summary(BaseModel):
     flops_per_step: int | None
     host_ms_per_step: float | None  # of the emulation itself, not of the job
     top_ops: list[tuple[str, int]]
+    caveats: list[str]
 
     def __str__(self) -> str:
         console = Console(width=100, no_color=True)
@@ -73,6 +81,10 @@ def summarise(traces: list[RankTrace]) -> Summary:
         flops_per_step=trace.flops(last) if trace.steps else None,
         host_ms_per_step=(int(last["time_ns"][-1]) - int(last["time_ns"][0])) / 1e6 if len(last) else None,
         top_ops=counts.most_common(5),
+        caveats=[
+            CAVEATS[name]
+            for name in sorted({s.op.split("::")[-1].split(".")[0] for s in trace.signatures} & CAVEATS.keys())
+        ],
     )
 
 
@@ -131,6 +143,7 @@ def render(summary: Summary) -> Any:
         )
     else:
         lines.append(Text("No optimizer step was seen: figures per step are not known.", style="yellow"))
+    lines += [Text(f"Note: {caveat}", style="yellow") for caveat in summary.caveats]
     return Group(*lines)
 
 
