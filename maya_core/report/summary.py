@@ -81,11 +81,23 @@ def summarise(traces: list[RankTrace]) -> Summary:
         flops_per_step=trace.flops(last) if trace.steps else None,
         host_ms_per_step=(int(last["time_ns"][-1]) - int(last["time_ns"][0])) / 1e6 if len(last) else None,
         top_ops=counts.most_common(5),
-        caveats=[
-            CAVEATS[name]
-            for name in sorted({s.op.split("::")[-1].split(".")[0] for s in trace.signatures} & CAVEATS.keys())
-        ],
+        caveats=_caveats(trace),
     )
+
+
+def _caveats(trace: RankTrace) -> list[str]:
+    ops = {signature.op.split("::")[-1].split(".")[0] for signature in trace.signatures}
+    caveats = [CAVEATS[name] for name in sorted(ops & CAVEATS.keys())]
+    survived = (
+        int(np.count_nonzero(trace.events["kind"] == Kind.OUT_OF_MEMORY)) if trace.meta["ended"] != "failed" else 0
+    )
+    if survived:
+        caveats.append(f"Memory ran out {survived} time{'s' * (survived != 1)}, and the program went on.")
+    if retries := max(trace.meta["alloc_retries"]):
+        caveats.append(
+            f"The allocator had to give its cache back {retries} time{'s' * (retries != 1)} to go on: expect slow steps."
+        )
+    return caveats
 
 
 def _memory(trace: RankTrace) -> list[DeviceMemory]:
@@ -106,7 +118,7 @@ def _memory(trace: RankTrace) -> list[DeviceMemory]:
                 peak_module=peak.module,
                 peak_step=peak.step,
                 out_of_memory_bytes=max(asked) if asked else None,
-                fits=not asked,
+                fits=not asked or trace.meta["ended"] != "failed",
             )
         )
     return result

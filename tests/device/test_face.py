@@ -266,3 +266,125 @@ def test_data_parallel_over_two_gpus() -> None:
         assert (out.shape, out.device) == ((6, 4), torch.device("cuda:0"))
         assert model.module.weight.grad.device == torch.device("cuda:0")
         assert torch.cuda.max_memory_allocated(1) > 0
+
+
+SYMBOLS = [
+    "is_available",
+    "device_count",
+    "current_device",
+    "set_device",
+    "device",
+    "synchronize",
+    "init",
+    "is_initialized",
+    "_lazy_init",
+    "_lazy_call",
+    "_is_in_bad_fork",
+    "_is_compiled",
+    "_device_count_nvml",
+    "memory_allocated",
+    "max_memory_allocated",
+    "memory_reserved",
+    "max_memory_reserved",
+    "memory_stats",
+    "reset_peak_memory_stats",
+    "empty_cache",
+    "mem_get_info",
+    "memory_snapshot",
+    "memory._snapshot",
+    "memory._record_memory_history",
+    "memory._dump_snapshot",
+    "MemPool",
+    "use_mem_pool",
+    "OutOfMemoryError",
+    "Stream",
+    "stream",
+    "current_stream",
+    "default_stream",
+    "set_stream",
+    "ExternalStream",
+    "Event",
+    "manual_seed",
+    "manual_seed_all",
+    "get_rng_state",
+    "get_rng_state_all",
+    "set_rng_state",
+    "set_rng_state_all",
+    "initial_seed",
+    "default_generators",
+    "CUDAGraph",
+    "graph",
+    "graph_pool_handle",
+    "is_current_stream_capturing",
+    "nvtx.range_push",
+    "nvtx.range_pop",
+    "nvtx.range",
+    "cudart",
+    "check_error",
+    "is_bf16_supported",
+    "get_device_properties",
+    "get_device_name",
+    "get_device_capability",
+    "utilization",
+    "power_draw",
+    "nccl.version",
+    "FloatTensor",
+    "LongTensor",
+    "HalfTensor",
+    "BFloat16Tensor",
+]
+C_SYMBOLS = [
+    "init",
+    "getDeviceCount",
+    "getDevice",
+    "setDevice",
+    "exchangeDevice",
+    "maybeExchangeDevice",
+    "synchronize",
+    "isInBadFork",
+    "canDeviceAccessPeer",
+    "memoryStats",
+    "resetPeakMemoryStats",
+    "emptyCache",
+    "memorySnapshot",
+    "getCurrentStream",
+    "getDefaultStream",
+    "setStream",
+    "getCurrentRawStream",
+    "clearCublasWorkspaces",
+]
+
+
+def test_what_frameworks_ask_for_is_there_and_answers(device: EmulatedDevice) -> None:
+    torch.ones(1, device="cuda")
+    for name in SYMBOLS:
+        target = torch.cuda
+        for part in name.split("."):
+            target = getattr(target, part)
+    for name in C_SYMBOLS:
+        assert callable(getattr(torch._C, f"_cuda_{name}")), name
+    assert torch._C._cuda_getCurrentRawStream(0) == 0
+    assert torch.cuda.utilization() >= 0
+    assert torch.cuda.power_draw() > 0
+    assert torch.cuda.get_rng_state_all()[0].shape == (16,)
+    assert torch.cuda._device_count_nvml() == 1
+    assert torch.cuda.memory._snapshot()["segments"]
+    assert torch.cuda.ExternalStream(0x1234560).cuda_stream == 0x1234560
+    assert not torch.cuda.is_current_stream_capturing()
+    torch.backends.cuda.matmul.allow_tf32 = True
+    assert torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+    class Double(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float16)
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type="cuda")
+        def backward(ctx, grad):
+            return grad * 2
+
+    with torch.autocast("cuda", torch.float16):
+        assert Double.apply(torch.ones(2, device="cuda", requires_grad=True)).dtype == torch.float16

@@ -139,3 +139,18 @@ def test_cublas_workspaces_are_per_thread_and_stream(device: EmulatedDevice) -> 
     assert torch.cuda.memory_allocated() - after_forward >= 32 * MIB
     torch._C._cuda_clearCublasWorkspaces()
     assert torch.cuda.memory_allocated() < MIB
+
+
+def test_running_out_and_going_on_is_a_fit_with_a_word_of_warning() -> None:
+    with maya_core.emulate("h100") as job:
+        batch = 64
+        while True:  # as batch size finders do
+            try:
+                torch.empty(batch, 2**30, dtype=torch.uint8, device="cuda").add_(1).mul(2)
+                break
+            except torch.OutOfMemoryError:
+                batch //= 2
+    assert batch == 32
+    assert job.summary.memory[0].fits
+    assert any("ran out 1 time" in caveat for caveat in job.summary.caveats)
+    assert any("give its cache back" in caveat for caveat in job.summary.caveats)
