@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from maya_core.device import build, ops
 from maya_core.device.face import cuda as face
@@ -43,6 +44,7 @@ class EmulatedDevice:
         self.gpu = gpu
         self.gpus = gpus
         self.planner = Planner(gpu)
+        self.where: Callable[[], str] = lambda: ""  # the place in the user's model, where somebody knows it
         self.patches = Patches()
         config = {
             "count": gpus,
@@ -59,7 +61,7 @@ class EmulatedDevice:
         self.rules = Rules(self.native)
         composed = self.rules.without_rule(ops.sparse_ops())
         try:
-            self.native.install(config, ops.cuda_ops(), composed, self.planner.plan, self.rules.table, no_rule_message)
+            self.native.install(config, ops.cuda_ops(), composed, self.planner.plan, self.rules.table, self._no_rule)
         except BaseException as error:
             self.rules.close()
             if isinstance(error, ValueError):  # the allocator's configuration is the only thing a user writes here
@@ -72,6 +74,9 @@ class EmulatedDevice:
         except BaseException:
             self.remove()
             raise
+
+    def _no_rule(self, op: str, reason: str) -> str:
+        return no_rule_message(op, reason, self.where())
 
     def remove(self) -> None:
         self.patches.undo()

@@ -34,6 +34,7 @@ class Emulation:
         self.steps = StepCounter(self.device.native, settings.steps, on_step)
         self.trace: RankTrace | None = None
         self.modules.put_on(self.device.patches)
+        self.device.where = self.modules.where
         self.steps.put_on(self.device.patches)
         self.device.native.start_recording()
 

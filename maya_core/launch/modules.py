@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from maya_core.device.patches import Patches
-from maya_core.trace.schema import Category
+from maya_core.trace.schema import Category, Phase
 
 
 class ModulePaths:
@@ -21,6 +21,11 @@ class ModulePaths:
     def put_on(self, patches: Patches) -> None:
         patches.set(nn.Module, "__call__", self.native.recorded_module_call(nn.Module.__call__, self._name_tree))
         patches.on_undo(self.native.forget_module_numbers)
+
+    def where(self) -> str:
+        """Where in the model the program is now, in words: 'forward of GPT.blocks.3'."""
+        module, phase = self.native.current_place()
+        return f"{Phase(phase).name.lower()} of {self.names[module]}" if module else ""
 
     def _name_tree(self, root: nn.Module) -> None:
         """A module that runs and has no number is the root of a model: it and all below it get theirs."""

@@ -234,5 +234,14 @@ def test_eight_threads_train_at_once_and_leak_nothing() -> None:
 def test_an_op_without_a_rule_says_so_and_how_to_add_one() -> None:
     library = torch.library.Library("maya_test", "DEF")
     library.define("mystery(Tensor x) -> Tensor")
-    with maya_core.emulate("h100"), pytest.raises(NotImplementedError, match=r"maya_test::mystery[\s\S]*rule"):
-        torch.ops.maya_test.mystery(torch.ones(2, device="cuda"))
+
+    class Mystery(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.ops.maya_test.mystery(x)
+
+    model = nn.Sequential(nn.Identity(), Mystery())
+    expected = (
+        r"no rule for maya_test::mystery, asked for in forward of Sequential\.1: [\s\S]*rule\('maya_test::mystery'\)"
+    )
+    with maya_core.emulate("h100"), pytest.raises(NotImplementedError, match=expected):
+        model(torch.ones(2, device="cuda"))

@@ -470,6 +470,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         recorder().add(EventKind::Label, allocation->device, stream_of(allocation->block), category, address_of(allocation->block));
     }
   });
+  m.def("current_place", [] {
+    const auto [module, phase] = current_place();
+    return std::pair(module, int(phase));
+  });
   m.def("recorded_module_call", &recorded_module_call);
   m.def("number_module", &number_module);
   m.def("forget_module_numbers", [] { module_numbers() = {}; });

@@ -142,7 +142,10 @@ std::vector<std::pair<int, int64_t>> Recorder::streams() {
 void enter_module(uint32_t module) { module_stack.push_back(module); }
 void leave_module() { if (!module_stack.empty()) module_stack.pop_back(); }
 uint32_t current_module() { return module_stack.empty() ? 0 : module_stack.back(); }
-Phase current_phase() { return place().phase; }
+std::pair<uint32_t, Phase> current_place() {
+  const Place where = place();
+  return {where.module, where.phase};
+}
 void enter_optimizer() { optimizer_depth++; }
 void leave_optimizer() { optimizer_depth--; }
 

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 namespace maya {
@@ -73,7 +74,7 @@ Recorder& recorder();
 void enter_module(uint32_t module);
 void leave_module();
 uint32_t current_module();
-Phase current_phase();
+std::pair<uint32_t, Phase> current_place();  // the module an op asked for now belongs to, in backward too
 void enter_optimizer();
 void leave_optimizer();
 void forget_modules();

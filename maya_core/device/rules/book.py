@@ -187,10 +187,12 @@ class Rules:
         self._native.synchronize_current_stream(tensor.get_device())
 
 
-def no_rule_message(op: str, reason: str) -> str:
+def no_rule_message(op: str, reason: str, where: str = "") -> str:
     """What the user reads where an op can neither be described by torch's Meta kernel nor by a rule."""
+    asked = f", asked for in {where}" if where else ""
+    why = reason.splitlines()[0] if reason else "no reason given"
     return (
-        f"Maya has no rule for {op}: torch's Meta kernel cannot describe its result ({reason.splitlines()[0] if reason else 'no reason given'}). "
+        f"Maya has no rule for {op}{asked}: torch's Meta kernel cannot describe its result ({why}). "
         f"To add one, write a function decorated with @maya_core.device.rules.rule('{op}') that returns the op's outputs "
-        "as empty tensors of the right shape and call it before training; docs/extending.md shows an example."
+        "as empty tensors of the right shape, before the op is first called; docs/extending.md shows an example."
     )
