@@ -19,9 +19,9 @@ def test_sizes_are_rounded_and_pooled(device: EmulatedDevice) -> None:
     large = torch.empty(MIB + 1, dtype=torch.uint8, device="cuda")  # past 1 MiB: from a segment of 20 MiB
     assert torch.cuda.memory_reserved() == 22 * MIB
     huge = torch.empty(
-        11 * MIB, dtype=torch.uint8, device="cuda"
-    )  # past 10 MiB and larger than what is left: its own, in steps of 2 MiB
-    assert torch.cuda.memory_reserved() == 22 * MIB + (0 if 11 * MIB <= 19 * MIB - 512 else 12 * MIB)
+        21 * MIB, dtype=torch.uint8, device="cuda"
+    )  # more than is left of it: one of its own, in steps of 2 MiB
+    assert torch.cuda.memory_reserved() == 44 * MIB
     del small, large, huge
     assert torch.cuda.memory_allocated() == 0
     torch.cuda.empty_cache()
@@ -122,10 +122,8 @@ def test_snapshot_opens_in_memory_viz(device: EmulatedDevice, tmp_path) -> None:
     assert "test_snapshot_opens_in_memory_viz" in frames
     from torch.cuda import _memory_viz
 
-    assert (
-        "<html" in _memory_viz.trace_plot(snapshot).lower() or "<!doctype" in _memory_viz.trace_plot(snapshot).lower()
-    )
-    assert "active_allocated" in _memory_viz.segsum(snapshot) or _memory_viz.segsum(snapshot)
+    assert "MemoryViz" in _memory_viz.trace_plot(snapshot)
+    assert "32.0MiB" in _memory_viz.segsum(snapshot)  # one segment of 12 MiB, one of 20
     assert keep.numel() == 3 * MIB
 
 
