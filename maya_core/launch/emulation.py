@@ -18,7 +18,7 @@ from maya_core.launch.modules import ModulePaths
 from maya_core.launch.settings import Settings
 from maya_core.launch.steps import StepCounter, StopProgram
 from maya_core.report.summary import Summary, summarise
-from maya_core.trace.rank import RankTrace, Signature, write_trace
+from maya_core.trace.rank import RankTrace, write_trace
 from maya_core.trace.schema import EVENT, Kind
 
 TRACE_NAME = "rank-{rank:05d}.trace"
@@ -63,10 +63,7 @@ class Emulation:
                 "alloc_retries": [s["num_alloc_retries"] for s in stats],
             },
             events=events,
-            signatures=[
-                Signature(s.op, tuple(s.names), s.arguments, s.outputs, s.launches, s.flops)
-                for s in self.device.planner.signatures
-            ],
+            signatures=self.device.planner.signatures,
             modules=list(self.modules.names),
             streams=native.streams(),
         )

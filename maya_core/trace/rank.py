@@ -12,21 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from maya_core.device.kernels.call import Tensor
+from maya_core.device.kernels.call import Signature, Tensor
 from maya_core.errors import MayaError
 from maya_core.trace.schema import EVENT, VERSION, Kind
-
-
-@dataclass(frozen=True)
-class Signature:
-    """One distinct call: an op with the metadata of its arguments and results."""
-
-    op: str
-    names: tuple[str, ...]
-    arguments: list[Any]
-    outputs: list[Any]
-    launches: int
-    flops: int
 
 
 @dataclass(frozen=True)
@@ -116,7 +104,7 @@ def write_trace(path: Path, trace: RankTrace) -> None:
         rows = [
             {
                 "op": s.op,
-                "names": list(s.names),
+                "names": s.names,
                 "args": _to_json(s.arguments),
                 "out": _to_json(s.outputs),
                 "launches": s.launches,
@@ -147,7 +135,7 @@ def read_trace(path: str | Path) -> RankTrace:
             signatures = [
                 Signature(
                     row["op"],
-                    tuple(row["names"]),
+                    row["names"],
                     _from_json(row["args"]),
                     _from_json(row["out"]),
                     row["launches"],

@@ -16,16 +16,20 @@ from maya_core.trace import read_trace
 from maya_core.trace.schema import Kind
 
 
+def train() -> None:
+    model, loss = gpt2()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    for _ in range(10):
+        loss().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[maya_core.emulate, Path]:
     folder = tmp_path_factory.mktemp("trace")
     with maya_core.emulate("h100", out=folder) as job:
-        model, loss = gpt2()
-        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-        for _ in range(10):
-            loss().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        train()
     return job, folder / "rank-00000.trace"
 
 
@@ -54,12 +58,7 @@ def test_steps_repeat_and_are_compact(written: tuple[maya_core.emulate, Path]) -
 def test_same_program_same_trace(written: tuple[maya_core.emulate, Path]) -> None:
     job, _ = written
     with maya_core.emulate("h100") as again:
-        model, loss = gpt2()
-        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-        for _ in range(10):
-            loss().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        train()
     for name in job.trace.events.dtype.names:
         if name not in ("time_ns", "thread"):
             assert np.array_equal(job.trace.events[name], again.trace.events[name]), name

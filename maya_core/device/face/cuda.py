@@ -207,8 +207,7 @@ def put_on(native: ModuleType, gpu: Gpu, gpus: int, patches: Patches) -> None:
     patches.set(torch.version, "cuda", CUDA_VERSION)
     patches.set(torch.backends.cuda, "is_built", lambda: True)
     patches.set(cuda, "has_magma", True)
-    if not hasattr(cuda, "has_cuda"):
-        patches.set(torch, "has_cuda", True)
+    patches.set(torch, "has_cuda", True)
     streams.put_on(native, patches)
     graphs.put_on(native, patches)
     tensors.put_on(native, patches)

@@ -5,7 +5,7 @@ answer, so nothing here is on the hot path. Figures are those of torch 2.13's CU
 ATen source file it follows.
 """
 
-from maya_core.device.kernels.call import Call, Tensor, Work, kernel
-from maya_core.device.kernels.planner import Planner, Signature
+from maya_core.device.kernels.call import Call, Signature, Tensor, Work, kernel
+from maya_core.device.kernels.planner import Planner
 
 __all__ = ["Call", "Planner", "Signature", "Tensor", "Work", "kernel"]

@@ -119,6 +119,18 @@ class Call:
         return [tensor for output in self.outputs for tensor in tensors_in(output)]
 
 
+@dataclass(frozen=True)
+class Signature:
+    """A distinct call as the trace keeps it: the op, the metadata of its arguments and results, and what it costs."""
+
+    op: str
+    names: list[str]  # of the arguments
+    arguments: list[Any]
+    outputs: list[Any]
+    launches: int
+    flops: int
+
+
 OUTPUT, TEMPORARY, FREE, BLAS_WORKSPACE, HOST_OUTPUT, STORAGE = range(6)  # as Plan::Step in dispatch.h
 
 

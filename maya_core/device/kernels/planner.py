@@ -17,7 +17,7 @@ from maya_core.device.kernels import (  # noqa: F401  they register their rules
     sorting,
     table,
 )
-from maya_core.device.kernels.call import RULES, Call, Tensor, Work, as_tensors
+from maya_core.device.kernels.call import RULES, Call, Signature, Tensor, Work, as_tensors
 from maya_core.device.kernels.flops import flops
 from maya_core.device.kernels.iterator import pointwise_launches
 from maya_core.device.kernels.multi_tensor import foreach
@@ -34,18 +34,6 @@ NO_KERNEL = {
     "_has_same_storage_numel",
 }
 PEAK_DTYPE = {"BFloat16": "bfloat16", "Half": "float16", "Float": "float32", "Double": "float64", "Char": "int8"}
-
-
-@dataclass(frozen=True)
-class Signature:
-    """A call as the trace keeps it."""
-
-    op: str
-    names: list[str]
-    arguments: list[Any]
-    outputs: list[Any]
-    launches: int
-    flops: int
 
 
 @dataclass
