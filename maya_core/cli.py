@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,8 @@ from rich.table import Table
 
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import DEFAULT_GPU, find_gpu, gpus
+
+HANGS = 3  # exit code of a run whose job would hang
 
 app = typer.Typer(
     name="maya",
@@ -38,6 +41,15 @@ def _steps(value: str) -> int | None:
     return int(value)
 
 
+def _ranks(value: str) -> tuple[int, ...] | None:
+    """The ranks to emulate; () for those needed, None for all."""
+    if value in ("auto", "all"):
+        return () if value == "auto" else None
+    if not re.fullmatch(r"\d+(,\d+)*", value):
+        raise MayaError(f"--ranks {value}: not ranks.", "Give 'auto', 'all', or numbers separated by commas: 0,5,7")
+    return tuple(sorted({int(rank) for rank in value.split(",")}))
+
+
 @app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def run(
     command: Annotated[
@@ -45,7 +57,21 @@ def run(
         typer.Argument(help="The command to run, as you would type it: python train.py ...", metavar="-- COMMAND"),
     ],
     gpu: Annotated[str, typer.Option(help="Which GPU to emulate; `maya gpus` lists them.")] = DEFAULT_GPU,
-    gpus_per_node: Annotated[int, typer.Option(min=1, max=64, help="GPUs the program sees.")] = 1,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="Nodes of the cluster; torchrun's --nnodes says it as well.")
+    ] = None,
+    gpus_per_node: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=64, help="GPUs of a node, all seen by the program. Default: what the launcher asks for, or 1."
+        ),
+    ] = None,
+    ranks: Annotated[
+        str,
+        typer.Option(
+            help="Which ranks to emulate: 'auto' (rank 0, and whom it exchanges messages with), 'all', or numbers: 0,5,7"
+        ),
+    ] = "auto",
     steps: Annotated[
         str, typer.Option(help="Stop after this many optimizer steps; 'all' lets the program run to its end.")
     ] = "3",
@@ -54,25 +80,33 @@ def run(
 ) -> None:
     """Runs a training command on emulated GPUs and says what it did to them."""
     from maya_core.launch.run import run_command, split_command
-    from maya_core.report.summary import render, summarise
+    from maya_core.report.summary import render_job, summarise_job
 
     find_gpu(gpu)
-    done = run_command(split_command(command), gpu=gpu, gpus=gpus_per_node, steps=_steps(steps), out=out)
+    done = run_command(
+        split_command(command),
+        gpu=gpu,
+        nodes=nodes,
+        gpus=gpus_per_node,
+        steps=_steps(steps),
+        ranks=_ranks(ranks),
+        out=out,
+    )
     console = Console()
-    if not done.traces:
+    if done.job is None:
         reason = (
             f"it ended with exit code {done.exit_code}"
             if done.exit_code
             else "it never imported torch, or ended without leaving Python"
         )
         raise MayaError(f"the command left no trace: {reason}.", "Its own output above says more.")
-    summary = summarise(done.traces)
-    console.print(render(summary))
+    summary = summarise_job(done.job)
+    console.print(render_job(summary))
     console.print(f"[dim]Trace: {done.out}[/dim]")
     if json_file is not None:
         json_file.write_text(json.dumps(summary.model_dump(), indent=2) + "\n")
-    if done.exit_code:
-        raise typer.Exit(done.exit_code)
+    if done.exit_code or summary.hangs:
+        raise typer.Exit(done.exit_code or HANGS)
 
 
 @app.command("gpus")

@@ -11,9 +11,15 @@ import numpy as np
 import torch
 
 import maya_core
+from maya_core.collectives import face as distributed
+from maya_core.collectives.exchange import Exchange
+from maya_core.collectives.record import CollectiveRecord
+from maya_core.collectives.stores import LocalKeys
 from maya_core.device.emulated import EmulatedDevice
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import DEFAULT_GPU, find_gpu
+from maya_core.launch import spawn
+from maya_core.launch.link import Link
 from maya_core.launch.modules import ModulePaths
 from maya_core.launch.settings import Settings
 from maya_core.launch.steps import StepCounter, StopProgram
@@ -29,13 +35,40 @@ class Emulation:
 
     def __init__(self, settings: Settings, on_step: Callable[[int], None] | None = None) -> None:
         self.settings = settings
-        self.device = EmulatedDevice(find_gpu(settings.gpu), settings.gpus)
+        self.rank = settings.rank
+        self.world_size = settings.world_size
+        self.device = EmulatedDevice(find_gpu(settings.gpu), settings.gpus or 1)
         self.modules = ModulePaths(self.device.native)
-        self.steps = StepCounter(self.device.native, settings.steps, on_step)
+        self.link = Link(settings.coordinator, frozenset(settings.chosen)) if settings.coordinator else None
+        self.steps = StepCounter(self.device.native, settings.steps, on_step or (self.link.step if self.link else None))
+        self.collectives = CollectiveRecord()
+        self.exchange = Exchange(self.device.native, self.collectives, self.link)
         self.trace: RankTrace | None = None
+        self.forked = False
         self.modules.put_on(self.device.patches)
         self.device.where = self.modules.where
         self.steps.put_on(self.device.patches)
+        keys = self.link or LocalKeys()
+        distributed.put_on(self.device.native, self.exchange, keys, self._join_world, self.device.patches)
+        if self.link is not None:
+            spawn.put_on(self.link, settings, self.device.patches)
+        if self.rank is not None:
+            self._join_world(self.rank, self.world_size)
+        self.device.native.start_recording()
+
+    def _join_world(self, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
+        if self.link is not None:
+            self.link.rank(rank)
+
+    def go_on_in_fork(self) -> None:
+        """This process is a fork of the emulated one: a rank of its own, with a record of its own."""
+        self.forked = True
+        self.rank = None
+        self.steps.restart()
+        self.collectives.clear()
+        if self.link is not None:
+            self.link.reconnect()
         self.device.native.start_recording()
 
     def finish(self, ended: str = "completed") -> RankTrace:
@@ -45,7 +78,7 @@ class Emulation:
         native = self.device.native
         native.stop_recording()
         self.steps.finish()
-        stats = [native.memory_stats(device) for device in range(self.settings.gpus)]
+        stats = [native.memory_stats(device) for device in range(self.device.gpus)]
         events = _with_step_ends(np.frombuffer(native.take_events(), EVENT), self.steps.ends, cut=self.steps.enough)
         gpu = self.device.gpu
         self.trace = RankTrace(
@@ -54,23 +87,30 @@ class Emulation:
                 "torch": torch.__version__,
                 "python": platform.python_version(),
                 "gpu": gpu.name,
-                "gpus": self.settings.gpus,
+                "gpus": self.device.gpus,
                 "gpu_memory_bytes": gpu.memory_bytes,
                 "outside_allocator_bytes": gpu.outside_bytes,
-                "rank": self.settings.rank,
+                "rank": self.rank or 0,
+                "world_size": self.world_size,
                 "ended": ended,
                 "steps": len(self.steps.ends),
                 "alloc_retries": [s["num_alloc_retries"] for s in stats],
+                "stand_ins": self.exchange.stand_ins,
             },
             events=events,
             signatures=self.device.planner.signatures,
             modules=list(self.modules.names),
             streams=native.streams(),
+            communicators=self.collectives.communicators,
+            calls=self.collectives.calls,
+            sites=self.collectives.sites,
         )
-        self.device.remove()
-        if self.settings.out is not None:
+        if not self.forked:  # a fork is about to end, and has no threads to undo things with
+            self.device.remove()
+        # A process that only started the ranks has nothing to tell.
+        if self.settings.out is not None and (self.rank is not None or Kind.OP in events["kind"]):
             self.settings.out.mkdir(parents=True, exist_ok=True)
-            write_trace(self.settings.out / TRACE_NAME.format(rank=self.settings.rank), self.trace)
+            write_trace(self.settings.out / TRACE_NAME.format(rank=self.rank or 0), self.trace)
         return self.trace
 
 
@@ -128,4 +168,4 @@ class emulate:
     @property
     def summary(self) -> Summary:
         """Peak memory, whether it fits, kernels and FLOPs per step."""
-        return summarise([self.trace])
+        return summarise(self.trace)

@@ -10,31 +10,56 @@ from types import TracebackType
 from maya_core.launch.settings import VARIABLE, Settings
 
 
+class EmulatedProcess:
+    """The emulation of this process, and how its program ends."""
+
+    def __init__(self, settings: Settings) -> None:
+        from maya_core.launch.emulation import Emulation
+        from maya_core.launch.progress import show_progress
+
+        self.owner = os.getpid()
+        self.failed = False
+        # A job's progress is shown by the command that started it.
+        on_step = show_progress(settings.steps) if settings.rank is None else None
+        self.emulation = Emulation(settings, on_step)
+        excepthook = sys.excepthook
+
+        def note_failure(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+            self.failed = True
+            excepthook(kind, error, where)
+
+        sys.excepthook = note_failure
+        atexit.register(self.finish)
+
+    def finish(self) -> None:
+        if os.getpid() == self.owner:
+            stopped = self.emulation.steps.enough
+            self.emulation.finish("stopped" if stopped else "failed" if self.failed else "completed")
+
+
+_this: EmulatedProcess | None = None
+
+
 def emulate_this_process() -> None:
     """Switches the emulation on for the rest of the process, as its environment says."""
-    settings = Settings.model_validate_json(os.environ[VARIABLE])
-    # A child the program starts (a data loader, a compiler) is not another rank.
-    os.environ.pop(VARIABLE)
-    from maya_core.errors import MayaError
-    from maya_core.launch.emulation import Emulation
-    from maya_core.launch.progress import show_progress
+    # A child the program starts (a compiler, say) is not another rank, unless spawn.py says so.
+    in_this_process(Settings.model_validate_json(os.environ.pop(VARIABLE)))
 
+
+def in_this_process(settings: Settings) -> EmulatedProcess:
+    """This process's emulation: the one there is, or one started now. A fork gets its own."""
+    global _this
+    from maya_core.errors import MayaError
+
+    if _this is not None and _this.owner == os.getpid():
+        return _this
+    if _this is not None:
+        _this.owner = os.getpid()
+        _this.emulation.go_on_in_fork()
+        return _this
     try:
-        emulation = Emulation(settings, on_step=show_progress(settings.steps))
+        _this = EmulatedProcess(settings)
     except MayaError as error:
         print(f"maya: {error}", file=sys.stderr)
         os._exit(2)
-    owner = os.getpid()
-    ended = {"how": "completed"}
-    excepthook = sys.excepthook
-
-    def note_failure(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
-        ended["how"] = "failed"
-        excepthook(kind, error, where)
-
-    def finish() -> None:
-        if os.getpid() == owner:
-            emulation.finish("stopped" if emulation.steps.enough else ended["how"])
-
-    sys.excepthook = note_failure
-    atexit.register(finish)
+    return _this

@@ -1,4 +1,4 @@
-"""A line that says how far the emulated program is, on terminals only."""
+"""How far the emulation is, on terminals only."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import sys
 import time
 from collections.abc import Callable
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
 
 def show_progress(limit: int | None) -> Callable[[int], None] | None:
-    """A callback for each step done, or None where nobody would see it."""
+    """For a process that emulates alone: a callback for each step done, or None where nobody would see it."""
     if not sys.stderr.isatty():
         return None
     started = time.monotonic()
@@ -22,3 +25,32 @@ def show_progress(limit: int | None) -> Callable[[int], None] | None:
         sys.stderr.flush()
 
     return show
+
+
+class JobProgress:
+    """For the ranks of a job: a bar over the steps of all ranks met so far."""
+
+    def __init__(self, steps: int | None) -> None:
+        self._steps = steps
+        self._done: dict[int, int] = {}
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> JobProgress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def step(self, rank: int, step: int) -> None:
+        """That rank has done so many steps; 0 when it begins."""
+        self._done[rank] = step
+        if not sys.stderr.isatty():
+            return
+        if self._bar is None:
+            columns = (TextColumn("maya: {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._bar.add_task("steps of all ranks", total=None)
+            self._bar.start()
+        total = self._steps * len(self._done) if self._steps else None
+        self._bar.update(self._bar.task_ids[0], completed=sum(self._done.values()), total=total)

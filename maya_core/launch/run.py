@@ -8,14 +8,20 @@ import shutil
 import signal
 import subprocess
 import sys
+from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 
 from maya_core.device.build import native
 from maya_core.errors import MayaError
-from maya_core.launch.emulation import TRACE_NAME
+from maya_core.launch import torchrun
+from maya_core.launch.coordinator import Coordinator
+from maya_core.launch.link import Link
+from maya_core.launch.progress import JobProgress
 from maya_core.launch.settings import VARIABLE, Settings
-from maya_core.trace.rank import RankTrace, read_trace
+from maya_core.launch.torchrun import World
+from maya_core.trace.job import JobTrace, read_job, write_manifest
+from maya_core.trace.rank import read_trace
 
 
 @dataclass(frozen=True)
@@ -23,36 +29,93 @@ class Run:
     """What a command did on the emulated GPUs."""
 
     exit_code: int
-    traces: list[RankTrace]
+    job: JobTrace | None  # None: it left no trace
     out: Path
 
 
-def run_command(command: list[str], *, gpu: str, gpus: int, steps: int | None, out: Path) -> Run:
-    """Runs the command to its end, or to the end of its last emulated step."""
-    program = shutil.which(command[0])
-    if program is None:
-        raise MayaError(
-            f"command not found: '{command[0]}'.",
-            "Give the command as you would type it, after `--`: maya run -- python train.py",
-        )
-    _check_out(out)
-    native()  # compile here, once, where its message is seen
-    out.mkdir(parents=True, exist_ok=True)
-    settings = Settings(gpu=gpu, gpus=gpus, steps=steps, out=out.resolve())
-    environment = {**os.environ, VARIABLE: settings.model_dump_json()}
-    if environment.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
+def run_command(
+    command: list[str],
+    *,
+    gpu: str,
+    nodes: int | None,
+    gpus: int | None,
+    steps: int | None,
+    ranks: tuple[int, ...] | None,
+    out: Path,
+) -> Run:
+    """Runs the command to its end, or to the end of its last emulated step. `ranks`: () for those needed, None for all."""
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
         raise MayaError(
             "TORCH_DEVICE_BACKEND_AUTOLOAD=0 is set: torch would not load the emulated device.",
             "Unset it and run again.",
         )
-    child = subprocess.Popen([program, *command[1:]], env=environment)
+    args = torchrun.parse(command)
+    program = shutil.which(command[0])
+    if args is None and program is None:
+        raise MayaError(
+            f"command not found: '{command[0]}'.",
+            "Give the command as you would type it, after `--`: maya run -- python train.py",
+        )
+    world = _world(args, nodes, gpus)
+    chosen = tuple(range(world.size)) if ranks is None else ranks
+    if wrong := [rank for rank in chosen if rank >= world.size]:
+        raise MayaError(
+            f"--ranks {wrong[0]}: the world has {world.size} ranks, 0 to {world.size - 1}.",
+            "Ranks are counted over all nodes.",
+        )
+    _check_out(out)
+    native()  # compile here, once, where its message is seen
+    out.mkdir(parents=True, exist_ok=True)
+    with JobProgress(steps) as progress, Coordinator(chosen, progress.step) as coordinator:
+        settings = Settings(
+            gpu=gpu, gpus=gpus, steps=steps, out=out.resolve(), rank=None, chosen=chosen, coordinator=coordinator.socket
+        )
+        if args is not None:
+            exit_code = torchrun.launch(args, Link(coordinator.socket, frozenset(chosen)), settings)
+        else:
+            exit_code = _run_program([program or command[0], *command[1:]], world, settings)
+    return Run(exit_code, _collect(out, world), out)
+
+
+def _world(args: Namespace | None, nodes: int | None, gpus: int | None) -> World:
+    """The cluster, from the launcher's arguments or Maya's own; both may say it, if they say the same."""
+    if args is None:
+        return World(nodes or 1, gpus or 1)
+    world = torchrun.world_of(args, gpus)
+    if nodes is not None and nodes != world.nodes:
+        raise MayaError(
+            f"--nodes {nodes} for Maya, --nnodes {args.nnodes} for torchrun.", "Leave one out, or make them the same."
+        )
+    return world
+
+
+def _run_program(command: list[str], world: World, settings: Settings) -> int:
+    """Runs a command that is one process, or starts its ranks itself."""
+    environment = {**os.environ, VARIABLE: settings.model_dump_json()}
+    child = subprocess.Popen(command, env=environment)
     try:
         exit_code = child.wait()
     except KeyboardInterrupt:
         child.send_signal(signal.SIGINT)
         exit_code = child.wait()
-    path = out / TRACE_NAME.format(rank=0)
-    return Run(exit_code if exit_code >= 0 else 128 - exit_code, [read_trace(path)] if path.exists() else [], out)
+    return exit_code if exit_code >= 0 else 128 - exit_code
+
+
+def _collect(out: Path, world: World) -> JobTrace | None:
+    """The traces of a run that has come to its end, and the manifest that says so."""
+    traces = [read_trace(path) for path in sorted(out.glob("rank-*.trace"))]
+    if not traces:
+        return None
+    world_size = max(world.size, *(trace.meta["world_size"] for trace in traces))
+    per_node = max(trace.meta["gpus"] for trace in traces)
+    write_manifest(
+        out,
+        world_size=world_size,
+        nodes=-(-world_size // per_node),
+        gpus_per_node=per_node,
+        ranks=[trace.meta["rank"] for trace in traces],
+    )
+    return read_job(out)
 
 
 def _check_out(out: Path) -> None:
@@ -61,7 +124,9 @@ def _check_out(out: Path) -> None:
         return
     if not out.is_dir():
         raise MayaError(f"--out {out} is a file.", "Give a folder for the traces.")
-    others = [entry for entry in out.iterdir() if not re.fullmatch(r"rank-\d{5}\.trace(\.part)?", entry.name)]
+    others = [
+        entry for entry in out.iterdir() if not re.fullmatch(r"(rank-\d{5,}\.trace|job\.json)(\.part)?", entry.name)
+    ]
     if others:
         raise MayaError(
             f"--out {out} holds other files ({others[0].name}).",

@@ -15,7 +15,10 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     gpu: str
-    gpus: PositiveInt = 1
+    gpus: PositiveInt | None = None  # of a node; None: nobody said, so one
     steps: PositiveInt | None = None  # None: to the program's own end
     out: Path | None = None
-    rank: int = 0
+    rank: int | None = 0  # None: known once the program joins a process group
+    world_size: PositiveInt = 1
+    chosen: tuple[int, ...] = ()  # ranks the user asked for by number
+    coordinator: Path | None = None  # socket of the command that started it

@@ -29,6 +29,9 @@ class StepCounter:
         self.native = native
         self.limit = limit
         self.on_step = on_step
+        self.restart()
+
+    def restart(self) -> None:
         self.ends: list[int] = []
         self._round: list[int] = []  # optimizers that have stepped since the last end
         self._round_size: int | None = None  # how many there are, once the first round is over

@@ -11,12 +11,18 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from maya_core.device.kernels.call import ITEM_BYTES
 from maya_core.hardware.catalog import find_gpu
+from maya_core.trace.hangs import find_hangs
+from maya_core.trace.job import JobTrace
 from maya_core.trace.memory import device_peaks
 from maya_core.trace.rank import RankTrace
 from maya_core.trace.schema import Kind, Phase
+from maya_core.trace.wording import elements, ranks_in_words
 
 GIB = 2**30
+MOST_RANKS = 16
+MOST_ROWS = 12
 
 # What is not known of some ops, for the reader to weigh. docs/memory.md says more.
 CAVEATS = {
@@ -42,6 +48,17 @@ class DeviceMemory(BaseModel):
     fits: bool
 
 
+class Communication(BaseModel):
+    """What a rank does on one communicator with one op, in its last step."""
+
+    group: str  # torch's group name
+    backend: str
+    group_size: int
+    op: str
+    calls: int
+    bytes: int  # given by the rank; received where it gives nothing
+
+
 class Summary(BaseModel):
     """What one rank did. `*_per_step` are of the last step; the first ones allocate optimizer state and warm up."""
 
@@ -54,6 +71,7 @@ class Summary(BaseModel):
     flops_per_step: int | None
     host_ms_per_step: float | None  # of the emulation itself, not of the job
     top_ops: list[tuple[str, int]]
+    communication: list[Communication]
     caveats: list[str]
 
     def __str__(self) -> str:
@@ -63,9 +81,39 @@ class Summary(BaseModel):
         return captured.get()
 
 
-def summarise(traces: list[RankTrace]) -> Summary:
-    """Reads the summary off the trace of the first rank given."""
-    trace = traces[0]
+class JobSummary(BaseModel):
+    """What a job did: its emulated ranks, and whether they would get through."""
+
+    world_size: int
+    nodes: int
+    gpus_per_node: int
+    ranks: list[Summary]
+    hangs: list[str]
+
+    @property
+    def crowded(self) -> Summary:
+        """The rank with the least memory left."""
+
+        def taken(rank: Summary) -> tuple[bool, int]:
+            return any(not memory.fits for memory in rank.memory), max(
+                (memory.peak_reserved_bytes for memory in rank.memory), default=0
+            )
+
+        return max(self.ranks, key=taken)
+
+
+def summarise_job(job: JobTrace) -> JobSummary:
+    return JobSummary(
+        world_size=job.world_size,
+        nodes=job.nodes,
+        gpus_per_node=job.gpus_per_node,
+        ranks=[summarise(trace) for trace in job.ranks.values()],
+        hangs=[str(hang) for hang in find_hangs(job)],
+    )
+
+
+def summarise(trace: RankTrace) -> Summary:
+    """Reads the summary off a rank's trace."""
     last = trace.step(trace.steps) if trace.steps else trace.events[:0]
     counts: Counter[str] = Counter()
     for subject, times in zip(*np.unique(last[last["kind"] == Kind.OP]["subject"], return_counts=True), strict=True):
@@ -81,13 +129,42 @@ def summarise(traces: list[RankTrace]) -> Summary:
         flops_per_step=trace.flops(last) if trace.steps else None,
         host_ms_per_step=(int(last["time_ns"][-1]) - int(last["time_ns"][0])) / 1e6 if len(last) else None,
         top_ops=counts.most_common(5),
+        communication=_communication(trace, last),
         caveats=_caveats(trace),
     )
+
+
+def _communication(trace: RankTrace, events: np.ndarray) -> list[Communication]:
+    calls: Counter[tuple[int, str]] = Counter()
+    sent: Counter[tuple[int, str]] = Counter()
+    chosen = events[events["kind"] == Kind.COLLECTIVE]
+    for subject, times in zip(*np.unique(chosen["subject"], return_counts=True), strict=True):
+        call = trace.calls[int(subject)]
+        calls[call.communicator, call.op] += int(times)
+        sent[call.communicator, call.op] += int(times) * elements(call) * ITEM_BYTES.get(call.dtype, 1)
+    rows = []
+    for (number, op), times in calls.items():
+        group = trace.communicators[number]
+        rows.append(
+            Communication(
+                group=group.name,
+                backend=group.backend,
+                group_size=len(group.ranks),
+                op=op,
+                calls=times,
+                bytes=sent[number, op],
+            )
+        )
+    return sorted(rows, key=lambda row: -row.bytes)
 
 
 def _caveats(trace: RankTrace) -> list[str]:
     ops = {signature.op.split("::")[-1].split(".")[0] for signature in trace.signatures}
     caveats = [CAVEATS[name] for name in sorted(ops & CAVEATS.keys())]
+    if assumed := sum(trace.meta.get("stand_ins", {}).values()):
+        caveats.append(
+            f"In {assumed} collective{'s' * (assumed != 1)} of host data, ranks that are not emulated were taken to give what this one gives."
+        )
     survived = (
         int(np.count_nonzero(trace.events["kind"] == Kind.OUT_OF_MEMORY)) if trace.meta["ended"] != "failed" else 0
     )
@@ -157,6 +234,56 @@ def render(summary: Summary) -> Any:
         lines.append(Text("No optimizer step was seen: figures per step are not known.", style="yellow"))
     lines += [Text(f"Note: {caveat}", style="yellow") for caveat in summary.caveats]
     return Group(*lines)
+
+
+def render_job(job: JobSummary) -> Any:
+    """The job for a terminal: the most crowded rank in full, all of them in a table."""
+    if job.world_size == 1 and len(job.ranks) == 1:
+        return render(job.ranks[0])
+    crowded = job.crowded
+    lines: list[Any] = [
+        Text(
+            f"{job.world_size:,} x {find_gpu(crowded.gpu).driver_name} ({job.nodes:,} node{'s' * (job.nodes != 1)} of {job.gpus_per_node}), "
+            f"emulated by {ranks_in_words([rank.rank for rank in job.ranks])}",
+            style="bold",
+        )
+    ]
+    if len(job.ranks) > 1:
+        lines += [_rank_table(job), Text(f"The most crowded, rank {crowded.rank}:", style="bold")]
+    lines.append(render(crowded))
+    if crowded.communication:
+        lines.append(_communication_table(crowded))
+    lines += [Text(hang, style="bold red") for hang in job.hangs]
+    return Group(*lines)
+
+
+def _rank_table(job: JobSummary) -> Table:
+    table = Table(title="Ranks", title_justify="left")
+    for heading in ("rank", "ended", "steps", "peak allocated", "peak reserved", "kernels per step", "sent per step"):
+        table.add_column(heading, justify="left" if heading == "ended" else "right")
+    for rank in job.ranks[:MOST_RANKS]:
+        memory = max(rank.memory, key=lambda one: one.peak_reserved_bytes, default=None)
+        table.add_row(
+            str(rank.rank),
+            rank.ended,
+            str(rank.steps),
+            _bytes(memory.peak_allocated_bytes) if memory else "-",
+            _bytes(memory.peak_reserved_bytes) if memory else "-",
+            f"{rank.kernels_per_step:,}" if rank.kernels_per_step is not None else "-",
+            _bytes(sum(row.bytes for row in rank.communication)),
+        )
+    if len(job.ranks) > MOST_RANKS:
+        table.caption = f"and {len(job.ranks) - MOST_RANKS} more"
+    return table
+
+
+def _communication_table(rank: Summary) -> Table:
+    table = Table(title="Communication per step", title_justify="left")
+    for heading in ("op", "group", "ranks", "calls", "given"):
+        table.add_column(heading, justify="right" if heading in ("ranks", "calls", "given") else "left")
+    for row in rank.communication[:MOST_ROWS]:
+        table.add_row(row.op, f"{row.backend} {row.group}", f"{row.group_size:,}", f"{row.calls:,}", _bytes(row.bytes))
+    return table
 
 
 def _memory_table(memory: DeviceMemory, numbered: bool) -> Table:

@@ -6,7 +6,7 @@ import io
 import json
 import os
 import zipfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from maya_core.device.kernels.call import Signature, Tensor
 from maya_core.errors import MayaError
+from maya_core.trace.communication import CollectiveCall, Communicator, Frame, Site
 from maya_core.trace.schema import EVENT, VERSION, Kind
 
 
@@ -26,6 +27,9 @@ class RankTrace:
     signatures: list[Signature]
     modules: list[str]  # module path by number
     streams: list[tuple[int, int]]  # (device, stream id) by number; stream id 0 is the default stream
+    communicators: list[Communicator]
+    calls: list[CollectiveCall]  # on the communicators, by number
+    sites: list[Site]  # call stacks, by number
 
     @property
     def ops(self) -> np.ndarray:
@@ -89,6 +93,29 @@ def _packed(sizes: tuple[int, ...]) -> tuple[int, ...]:
 _AS_DIFFERENCES = ("time_ns", "a")
 
 
+def _communication_to_json(trace: RankTrace) -> dict[str, Any]:
+    frames = list(dict.fromkeys(frame for site in trace.sites for frame in site))
+    numbers = {frame: number for number, frame in enumerate(frames)}
+    return {
+        "communicators": [asdict(communicator) for communicator in trace.communicators],
+        "calls": [asdict(call) for call in trace.calls],
+        "frames": [[frame.file, frame.line, frame.function] for frame in frames],
+        "sites": [[numbers[frame] for frame in site] for site in trace.sites],
+    }
+
+
+def _communication_from_json(rows: dict[str, Any]) -> tuple[list[Communicator], list[CollectiveCall], list[Site]]:
+    frames = [Frame(*row) for row in rows["frames"]]
+    return (
+        [Communicator(**{**row, "ranks": tuple(row["ranks"])}) for row in rows["communicators"]],
+        [
+            CollectiveCall(**{**row, "splits_in": tuple(row["splits_in"]), "splits_out": tuple(row["splits_out"])})
+            for row in rows["calls"]
+        ],
+        [tuple(frames[number] for number in site) for site in rows["sites"]],
+    )
+
+
 def write_trace(path: Path, trace: RankTrace) -> None:
     """Writes the trace; a file of that name is replaced only once the new one is whole."""
     part = path.with_name(path.name + ".part")
@@ -115,6 +142,7 @@ def write_trace(path: Path, trace: RankTrace) -> None:
         archive.writestr("signatures.json", json.dumps(rows, separators=(",", ":")))
         archive.writestr("modules.json", json.dumps(trace.modules))
         archive.writestr("streams.json", json.dumps(trace.streams))
+        archive.writestr("communication.json", json.dumps(_communication_to_json(trace), separators=(",", ":")))
     os.replace(part, path)
 
 
@@ -145,12 +173,15 @@ def read_trace(path: str | Path) -> RankTrace:
             ]
             modules = json.loads(archive.read("modules.json"))
             streams = [(device, stream) for device, stream in json.loads(archive.read("streams.json"))]
-    except (zipfile.BadZipFile, KeyError, ValueError, EOFError, OSError) as error:
+            communication: tuple[list[Communicator], list[CollectiveCall], list[Site]] = ([], [], [])
+            if meta["version"] >= 2:
+                communication = _communication_from_json(json.loads(archive.read("communication.json")))
+    except (zipfile.BadZipFile, KeyError, ValueError, TypeError, EOFError, OSError) as error:
         raise MayaError(
             f"{path} is not a whole Maya trace ({error}).",
             "It may be cut short or of another kind; run `maya run` again to make it anew.",
         ) from error
-    return RankTrace(meta, events, signatures, modules, streams)
+    return RankTrace(meta, events, signatures, modules, streams, *communication)
 
 
 def _check_version(path: Path, meta: dict[str, Any]) -> None:

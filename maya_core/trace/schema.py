@@ -6,7 +6,7 @@ import enum
 
 import numpy as np
 
-VERSION = 1
+VERSION = 2  # 2: collectives; a trace of version 1 has none
 
 EVENT = np.dtype(
     [
@@ -42,6 +42,9 @@ class Kind(enum.IntEnum):
     GRAPH_LAUNCH = 11  # subject: graph, a: how many of the next events it replays
     OUT_OF_MEMORY = 12  # a: bytes asked for
     LABEL = 13  # subject: category of the block at address a
+    COLLECTIVE = 14  # subject: call, a: sequence number on its communicator, or between two ranks, b: call site
+    GROUP_BEGIN = 15  # collectives up to GROUP_END on this stream are one launch; subject: communicator
+    GROUP_END = 16
 
 
 class Phase(enum.IntEnum):
@@ -59,4 +62,6 @@ class Category(enum.IntEnum):
     WORKSPACES = 4  # cuBLAS
 
 
-REPLAYED = 1  # flag: put on the stream by a CUDA graph
+# Flags.
+REPLAYED = 1  # put on the stream by a CUDA graph
+ON_HOST = 2  # a collective of host tensors: no stream takes part

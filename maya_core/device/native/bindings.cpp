@@ -9,6 +9,9 @@
 #include "values.h"
 
 namespace maya {
+
+void bind_collectives(pybind11::module_& m);
+
 namespace {
 
 namespace py = pybind11;
@@ -445,6 +448,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     return value ? py::cast(value->clone()) : py::none();
   });
   m.def("remember", &remember);
+  m.def("remember_parts", &remember_parts);
+  m.def("carry_objects", &carry_objects);
   m.def("forget", &forget);
   m.def("record_call", [](const std::string& op, const std::vector<py::object>& arguments, const std::vector<at::Tensor>& returns) {
     std::vector<IValue> values, results;
@@ -479,4 +484,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("forget_module_numbers", [] { module_numbers() = {}; });
   m.def("enter_optimizer", &enter_optimizer);
   m.def("leave_optimizer", &leave_optimizer);
+  bind_collectives(m);
 }

@@ -329,7 +329,9 @@ void uninstall() {
   clear_blas_workspaces();
   exchange_hooks(before.hooks);
   c10::SetAllocator(c10::DeviceType::CUDA, before.allocator, 100);
-  c10::impl::device_guard_impl_registry[size_t(c10::DeviceType::CUDA)].store(before.guard);
+  // Futures of collectives ask for a guard when they die, which may be later.
+  static const auto* none = new c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA>;
+  c10::impl::device_guard_impl_registry[size_t(c10::DeviceType::CUDA)].store(before.guard ? before.guard : none);
   for (auto& one : allocators) {
     one->set_listener({});
     retired.push_back(std::move(one));

@@ -94,13 +94,13 @@ uint16_t Recorder::stream_number(int device, int64_t stream) {
   return streams_.size() - 1;
 }
 
-void Recorder::add(EventKind kind, int device, int64_t stream, uint32_t subject, int64_t a, int64_t b) {
+void Recorder::add(EventKind kind, int device, int64_t stream, uint32_t subject, int64_t a, int64_t b, uint16_t flags) {
   if (!on()) return;
   const bool anywhere = kind == EventKind::Free || kind == EventKind::SegmentAlloc || kind == EventKind::SegmentFree || kind == EventKind::Label;
   const Place where = anywhere ? Place{0, Phase::Forward} : place();
   std::lock_guard lock(mutex_);
   events_.push_back({now(), a, b, subject, where.module, stream_number(device, stream), uint8_t(kind), uint8_t(where.phase),
-                     uint8_t(device), uint8_t(this_thread), 0});
+                     uint8_t(device), uint8_t(this_thread), flags});
 }
 
 void Recorder::append(TraceEvent event) {
@@ -125,7 +125,8 @@ std::vector<TraceEvent> Recorder::cut_work(size_t from) {
   std::lock_guard lock(mutex_);
   auto is_work = [](const TraceEvent& event) {
     const auto kind = EventKind(event.kind);
-    return kind == EventKind::Op || kind == EventKind::EventRecord || kind == EventKind::EventWait;
+    return kind == EventKind::Op || kind == EventKind::EventRecord || kind == EventKind::EventWait || kind == EventKind::Collective ||
+        kind == EventKind::GroupBegin || kind == EventKind::GroupEnd;
   };
   const auto first = events_.begin() + std::min(from, events_.size());
   std::vector<TraceEvent> work;

@@ -25,6 +25,9 @@ enum class EventKind : uint8_t {
   GraphLaunch = 11,  // subject: graph; a: events that follow and belong to it
   OutOfMemory = 12,  // a: bytes asked for
   Label = 13,        // the block at address a holds: subject (Category)
+  Collective = 14,   // subject: call; a: sequence number on its communicator, or between two ranks; b: call site
+  GroupBegin = 15,   // the collectives up to GroupEnd on this stream are one launch; subject: communicator
+  GroupEnd = 16,
 };
 
 enum class Phase : uint8_t { Forward = 0, Backward = 1, Recompute = 2, Optimizer = 3 };
@@ -41,17 +44,18 @@ struct TraceEvent {
   uint8_t phase;     // Phase
   uint8_t device;
   uint8_t thread;    // small number per host thread, 0 = the first to record
-  uint16_t flags;    // bit 0: replayed by a CUDA graph
+  uint16_t flags;    // kReplayed, kOnHost
 };
 static_assert(sizeof(TraceEvent) == 40);
-constexpr uint16_t kReplayed = 1;
+constexpr uint16_t kReplayed = 1;  // put on the stream by a CUDA graph
+constexpr uint16_t kOnHost = 2;    // a collective of host tensors: no stream takes part
 
 class Recorder {
  public:
   void start();
   void stop() { on_ = false; }
   bool on() const { return on_.load(std::memory_order_relaxed); }
-  void add(EventKind kind, int device, int64_t stream, uint32_t subject, int64_t a = 0, int64_t b = 0);
+  void add(EventKind kind, int device, int64_t stream, uint32_t subject, int64_t a = 0, int64_t b = 0, uint16_t flags = 0);
   void append(TraceEvent event);  // a replayed one: time and module are set anew
   size_t size();
   std::vector<TraceEvent> take();  // all events so far, and forgets them

@@ -24,7 +24,12 @@ struct OnHost {
 
 bool exact(at::ScalarType dtype) { return at::isIntegralType(dtype, true); }
 
-int64_t known_limit(at::ScalarType dtype) { return exact(dtype) ? kKnownIntegers : kKnownFloats; }
+thread_local bool carrying_objects = false;
+
+int64_t known_limit(at::ScalarType dtype) {
+  if (carrying_objects && dtype == at::kByte) return kKnownObjects;
+  return exact(dtype) ? kKnownIntegers : kKnownFloats;
+}
 
 bool covers_storage(const at::Tensor& tensor) {
   return tensor.storage_offset() == 0 && tensor.is_non_overlapping_and_dense() &&
@@ -203,6 +208,22 @@ void remember(const at::Tensor& tensor, const at::Tensor& host) {
   }
   view_of_bytes(shadow->bytes.get(), tensor).copy_(host);
 }
+
+void remember_parts(const std::vector<at::Tensor>& parts, const std::vector<at::Tensor>& hosts) {
+  auto* shadow = parts.empty() ? nullptr : shadow_of(parts[0]);
+  int64_t bytes = 0;
+  for (const auto& part : parts) bytes += shadow_of(part) == shadow ? int64_t(part.nbytes()) : 0;
+  const bool covered = shadow && shadow->kind == Shadow::Unknown && bytes == int64_t(parts[0].storage().nbytes()) &&
+                       bytes / int64_t(parts[0].element_size()) <= known_limit(parts[0].scalar_type());
+  if (covered) {
+    shadow->bytes = std::make_unique<char[]>(bytes);
+    shadow->kind = Shadow::Dense;
+  }
+  for (size_t i = 0; i < parts.size(); i++) remember(parts[i], hosts[i]);
+}
+
+void carry_objects(bool carry) { carrying_objects = carry; }
+int64_t exchange_limit(at::ScalarType dtype) { return exact(dtype) ? known_limit(dtype) : kExchangedFloats; }
 
 void remember_uniform(const at::Tensor& tensor, const at::Scalar& value) {
   auto* shadow = shadow_of(tensor);

@@ -10,10 +10,15 @@ namespace maya {
 
 // Larger tensors are not remembered: what programs branch on is small or integer.
 constexpr int64_t kKnownIntegers = 1 << 20, kKnownFloats = 1 << 16;
+constexpr int64_t kKnownObjects = 1 << 30;    // bytes of pickled objects on their way between ranks
+constexpr int64_t kExchangedFloats = 1 << 12; // ranks tell one another no more than this
 
 bool is_known(const at::Tensor& tensor);
 std::optional<at::Tensor> host_value(const at::Tensor& tensor);  // a host tensor with the device tensor's true value
 void remember(const at::Tensor& tensor, const at::Tensor& host); // the device tensor now holds these values
+void remember_parts(const std::vector<at::Tensor>& parts, const std::vector<at::Tensor>& hosts); // of one storage, together all of it
+void carry_objects(bool carry);                                  // byte tensors made by this thread hold pickled objects
+int64_t exchange_limit(at::ScalarType dtype);
 void remember_uniform(const at::Tensor& tensor, const at::Scalar& value);
 void forget(const at::Tensor& tensor);
 at::Scalar plausible(at::ScalarType dtype);                      // what an unknown element reads as

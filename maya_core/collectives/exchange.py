@@ -1,0 +1,225 @@
+"""Which ranks give one another true values, and which are taken to do as this one does.
+
+Shapes are all that most collectives need, so a rank can be emulated alone. Where the program reads what came from
+another rank, that rank is asked: the sender of host data (and of small integers on the device: sizes, seeds, pickled
+objects) always, every rank of a small group that gathers or reduces host data, and ranks the user chose to emulate.
+A rank that is not emulated is taken to give what this one gives: it runs the same program in lockstep.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Protocol
+
+import torch
+
+from maya_core.collectives.record import CollectiveRecord
+from maya_core.collectives.values import Values, outcome, sources
+from maya_core.trace.communication import CollectiveCall, Communicator
+
+# Groups up to this size have every rank emulated when they gather or reduce what the host reads: one node.
+EXACT_GROUP = 8
+
+TO_MANY = ("broadcast", "scatter")
+FROM_ONE = (*TO_MANY, "recv")
+
+_thread = threading.local()
+
+
+@contextmanager
+def carrying_objects(native: ModuleType) -> Iterator[None]:
+    """Collectives in this block carry pickled objects: the host reads them, though they travel by the device."""
+    before = getattr(_thread, "objects", False)
+    _thread.objects = True
+    native.carry_objects(True)
+    try:
+        yield
+    finally:
+        _thread.objects = before
+        native.carry_objects(before)
+
+
+class Peers(Protocol):
+    """The other emulated ranks."""
+
+    chosen: frozenset[int]  # ranks the user asked for by number: they exchange all small values
+
+    def post(self, key: str, payload: bytes) -> None: ...
+    def want(self, key: str, rank: int, why: str) -> bytes: ...
+    def meet(self, rank: int) -> None: ...
+
+
+class Exchange:
+    """The Python side of the native process groups. `peers` is None where this rank is emulated all alone."""
+
+    def __init__(self, native: ModuleType, record: CollectiveRecord, peers: Peers | None) -> None:
+        self.native = native
+        self.record = record
+        self.peers = peers
+        self.stand_ins: dict[str, int] = {}  # host data taken to be like this rank's own, by op
+        self._met: set[int] = set()
+        self._lock = threading.Lock()
+
+    # ---- called by the native side ----
+    def communicator(self, backend: str, name: str, ranks: list[int], rank: int) -> int:
+        return self.record.communicator(backend, name, ranks, rank)
+
+    def note(
+        self,
+        communicator: int,
+        op: str,
+        dtype: str,
+        elements_in: int,
+        elements_out: int,
+        peer: int,
+        reduction: str,
+        splits_in: list[int],
+        splits_out: list[int],
+    ) -> tuple[int, int]:
+        call = CollectiveCall(
+            communicator, op, dtype, elements_in, elements_out, peer, reduction, tuple(splits_in), tuple(splits_out)
+        )
+        with self._lock:
+            return self.record.note(call)
+
+    def meet(self, rank: int) -> None:
+        if self.peers is not None and rank not in self._met:
+            self._met.add(rank)
+            self.peers.meet(rank)
+
+    def exchange(
+        self,
+        communicator: int,
+        op: str,
+        sequence: int,
+        peer: int,
+        reduction: str,
+        even: bool,
+        inputs: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+    ) -> Callable[[], None] | None:
+        """Gives this rank's values away. The result, if any, waits for the others' and leaves them in the outputs."""
+        group = self.record.communicators[communicator]
+        tensors = [tensor for tensor in (*inputs, *outputs) if tensor is not None]
+        host = getattr(_thread, "objects", False) or any(not tensor.is_cuda for tensor in tensors)
+        exact = all(not tensor.is_floating_point() for tensor in tensors)
+        given = [self._value(tensor) for tensor in inputs]
+        wanted = sources(op, group.rank, len(group.ranks), peer)
+        asked = self._asked(group, op, wanted, host, exact)
+        key = f"{_identity(group)}/{'message' if op in ('send', 'recv') else op}/{sequence}"
+        if self._gives(group, op, peer, host, exact):
+            assert self.peers is not None
+            to = peer if op == "send" else -1
+            self.peers.post(f"{key}/{group.rank}/{to}", pickle.dumps([_packed(value) for value in given]))
+        if not outputs:
+            return None
+        if host and op not in ("send", "recv") and len(asked) + (group.rank in wanted) < len(wanted):
+            self.stand_ins[op] = self.stand_ins.get(op, 0) + 1
+
+        def settle() -> None:
+            gave: dict[int, Values] = {group.rank: given}
+            for place in asked:
+                to = group.rank if op == "recv" else -1
+                assert self.peers is not None
+                why = f"{op} on {group.backend} group '{group.name}'"
+                packed = self.peers.want(f"{key}/{place}/{to}", group.ranks[place], why)
+                gave[place] = [_unpacked(value) for value in pickle.loads(packed)]
+            self._leave(
+                outputs,
+                outcome(
+                    op,
+                    group.rank,
+                    len(group.ranks),
+                    peer,
+                    reduction,
+                    lambda rank: gave.get(rank, given),
+                    outputs,
+                    even,
+                ),
+            )
+
+        if asked:
+            # Until it has settled, what this rank will hold is not known.
+            self._leave([tensor for tensor in outputs if tensor.is_cuda], [None] * len(outputs))
+            return settle
+        settle()
+        return None
+
+    # ---- who is asked, and who is told ----
+    def _asked(self, group: Communicator, op: str, wanted: range, host: bool, exact: bool) -> list[int]:
+        if self.peers is None:
+            return []
+        others = [place for place in wanted if place != group.rank]
+        one = op in FROM_ONE
+        if (one and (host or exact)) or (not one and host and len(group.ranks) <= EXACT_GROUP):
+            return others
+        if group.ranks[group.rank] not in self.peers.chosen:
+            return []
+        return [place for place in others if group.ranks[place] in self.peers.chosen]
+
+    def _gives(self, group: Communicator, op: str, peer: int, host: bool, exact: bool) -> bool:
+        if self.peers is None or op in ("recv", "barrier") or len(group.ranks) == 1:
+            return False
+        if op in TO_MANY or op == "send":
+            if op in TO_MANY and group.rank != peer:
+                return False
+            if host or exact:
+                return True
+        elif host and len(group.ranks) <= EXACT_GROUP:
+            return True
+        return group.ranks[group.rank] in self.peers.chosen and len(self.peers.chosen) > 1
+
+    # ---- values in and out of tensors ----
+    def _value(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        with torch.no_grad():
+            if tensor.is_cuda:
+                value = self.native.host_value(tensor)
+                assert value is None or isinstance(value, torch.Tensor)
+                return value
+            return tensor.detach().clone()
+
+    def _leave(self, outputs: list[torch.Tensor], values: Values) -> None:
+        known: list[tuple[torch.Tensor, torch.Tensor]] = []
+        with torch.no_grad():
+            for output, value in zip(outputs, values, strict=False):
+                if value is None or value.numel() != output.numel():
+                    if output.is_cuda:
+                        self.native.forget(output)
+                    continue
+                value = value.to(output.dtype).reshape(output.shape)
+                if output.is_cuda:
+                    known.append((output, value))
+                else:
+                    output.detach().copy_(value)
+            if known:
+                self.native.remember_parts([output for output, _ in known], [value for _, value in known])
+
+
+def _identity(group: Communicator) -> str:
+    ranks = hashlib.sha256(",".join(map(str, group.ranks)).encode()).hexdigest()[:12]
+    return f"{group.backend}/{group.name}/{ranks}"
+
+
+def _packed(value: torch.Tensor | None) -> tuple[str, tuple[int, ...], bytes] | None:
+    if value is None:
+        return None
+    plain = value.detach().contiguous()
+    return (
+        str(plain.dtype).removeprefix("torch."),
+        tuple(plain.shape),
+        plain.reshape(-1).view(torch.uint8).numpy().tobytes(),
+    )
+
+
+def _unpacked(packed: tuple[str, tuple[int, ...], bytes] | None) -> torch.Tensor | None:
+    if packed is None:
+        return None
+    dtype, shape, raw = packed
+    if not raw:
+        return torch.empty(shape, dtype=getattr(torch, dtype))
+    return torch.frombuffer(bytearray(raw), dtype=getattr(torch, dtype)).reshape(shape)

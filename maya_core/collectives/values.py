@@ -1,0 +1,122 @@
+"""What a collective leaves in a rank's tensors, from what each rank gave. Values are host tensors; None is unknown."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import torch
+
+Value = torch.Tensor | None
+Values = list[Value]
+Giver = Callable[[int], Values]  # what the rank at that place in the group gave
+
+
+def sources(op: str, me: int, size: int, peer: int) -> range:
+    """The places in the group whose values this rank ends up with."""
+    if op in ("broadcast", "scatter", "recv"):
+        return range(peer, peer + 1)
+    if op in ("send", "barrier") or (op in ("reduce", "gather") and me != peer):
+        return range(0)
+    return range(size)
+
+
+def outcome(
+    op: str, me: int, size: int, peer: int, reduction: str, gave: Giver, outputs: list[torch.Tensor], even: bool
+) -> Values:
+    """The new value of each output. `even`: all_to_all in equal parts; of uneven ones the others' splits are
+    not known here."""
+    match op:
+        case "broadcast" | "recv":
+            return _like(gave(peer), outputs)
+        case "scatter":
+            return [_part(gave(peer), me)]
+        case "all_reduce" | "reduce":
+            if op == "reduce" and me != peer:
+                return list(gave(me))
+            return [_reduced([_part(gave(rank), 0) for rank in range(size)], reduction)]
+        case "all_gather" | "gather":
+            return [_part(gave(rank), 0) for rank in range(size)][: len(outputs)]
+        case "all_gather_into_tensor":
+            return [_joined([_part(gave(rank), 0) for rank in range(size)])]
+        case "reduce_scatter":
+            return [_reduced([_part(gave(rank), me) for rank in range(size)], reduction)]
+        case "reduce_scatter_tensor":
+            return [_reduced([_piece(_part(gave(rank), 0), me, size) for rank in range(size)], reduction)]
+        case "all_to_all":
+            # A rank that does as this one does sends as much to this one as it gets from it: loads stay balanced.
+            place = [rank if gave(rank) is gave(me) else me for rank in range(size)]
+            if len(outputs) == size and size > 1:
+                return [_part(gave(rank), place[rank]) for rank in range(size)]
+            if even:
+                return [_joined([_piece(_part(gave(rank), 0), place[rank], size) for rank in range(size)])]
+            return [None]
+    return [None] * len(outputs)
+
+
+def _like(values: Values, outputs: list[torch.Tensor]) -> Values:
+    return [
+        value if value is not None and value.numel() == output.numel() else None
+        for value, output in zip(values or [None] * len(outputs), outputs, strict=False)
+    ]
+
+
+def _part(values: Values, index: int) -> Value:
+    return values[index] if index < len(values) else None
+
+
+def _piece(value: Value, index: int, pieces: int) -> Value:
+    if value is None or value.numel() % pieces:
+        return None
+    return value.reshape(pieces, -1)[index]
+
+
+def _joined(values: Values) -> Value:
+    known = [value.reshape(-1) for value in values if value is not None]
+    return torch.cat(known) if len(known) == len(values) else None
+
+
+def _reduced(values: Values, reduction: str) -> Value:
+    """The reduction of all values. Ranks that stand in for others give the very same tensor, counted once."""
+    if any(value is None for value in values):
+        return None
+    times = Counter(id(value) for value in values)
+    distinct = {id(value): value for value in values if value is not None}
+    result: Value = None
+    for key, value in distinct.items():
+        one = _repeated(value, times[key], reduction)
+        result = one if result is None else _combined(result, one, reduction)
+    if result is not None and reduction == "avg":
+        result = result / len(values)
+    return result
+
+
+def _repeated(value: torch.Tensor, times: int, reduction: str) -> Value:
+    if reduction in ("sum", "avg"):
+        return value.clone() if value.dtype == torch.bool else value * times
+    if reduction == "product":
+        return value**times
+    if reduction == "bxor":
+        return value.clone() if times % 2 else value ^ value
+    return value.clone() if reduction in ("min", "max", "band", "bor") else None
+
+
+def _combined(a: torch.Tensor, b: Value, reduction: str) -> Value:
+    if b is None or a.shape != b.shape:
+        return None
+    match reduction:
+        case "sum" | "avg":
+            return a | b if a.dtype == torch.bool else a + b
+        case "product":
+            return a * b
+        case "min":
+            return torch.minimum(a, b)
+        case "max":
+            return torch.maximum(a, b)
+        case "band":
+            return a & b
+        case "bor":
+            return a | b
+        case "bxor":
+            return a ^ b
+    return None

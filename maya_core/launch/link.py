@@ -1,0 +1,126 @@
+"""An emulated process's end of the line to the command that started it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from contextlib import suppress
+from multiprocessing.connection import Client, Connection
+from pathlib import Path
+from typing import Any
+
+from maya_core.errors import MayaError
+
+
+class Link:
+    """Peers and Keys of a rank, answered by the coordinator. Each thread has a connection of its own."""
+
+    def __init__(self, socket: Path, chosen: frozenset[int]) -> None:
+        self.socket = socket
+        self.chosen = chosen
+        self.reconnect()
+
+    def reconnect(self) -> None:
+        """Connects this process; a fork is another process than its parent."""
+        self._own = threading.local()
+        self._process = os.getpid()
+        self._main = self._connect(main=True)
+        threading.Thread(target=self._die_with_parent, daemon=True).start()
+
+    # ---- Peers ----
+    def post(self, key: str, payload: bytes) -> None:
+        self._tell("post", key, payload)
+
+    def want(self, key: str, rank: int, why: str) -> bytes:
+        payload = self._ask("want", key, rank, why)
+        assert isinstance(payload, bytes)
+        return payload
+
+    def meet(self, rank: int) -> None:
+        self._ask("meet", rank)  # heard before this process can end
+
+    # ---- life ----
+    def rank(self, rank: int) -> None:
+        self._ask("rank", rank)
+
+    def step(self, step: int) -> None:
+        self._tell("step", step)
+
+    def idle(self, idle: bool) -> None:
+        self._tell("idle", idle)
+
+    # ---- for a process that starts the ranks ----
+    def world(self, world_size: int) -> None:
+        self._ask("world", world_size)
+
+    def next_rank(self, limit: int) -> tuple[int | None, bool]:
+        rank, more = self._ask("next", limit)
+        return rank, more
+
+    def ended(self, rank: int) -> None:
+        self._ask("ended", rank)
+
+    def drop_queued(self) -> None:
+        self._ask("drop")
+
+    # ---- Keys ----
+    def get(self, key: str) -> bytes:
+        return self._key("get", key)
+
+    def known(self, key: str) -> bool:
+        return bool(self._key("known", key))
+
+    def set(self, key: str, value: bytes) -> None:
+        self._key("set", key, value)
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._key("add", key, amount))
+
+    def append(self, key: str, value: bytes) -> None:
+        self._key("append", key, value)
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        return bytes(self._key("compare_set", key, expected, desired))
+
+    def delete(self, key: str) -> bool:
+        return bool(self._key("delete", key))
+
+    def count(self) -> int:
+        return int(self._key("count"))
+
+    # ---- inside ----
+    def _key(self, method: str, *arguments: Any) -> Any:
+        return self._ask("key", method, arguments)
+
+    def _connect(self, main: bool = False) -> Connection:
+        connection: Connection = Client(str(self.socket), family="AF_UNIX")
+        connection.send((self._process, threading.get_ident(), main))
+        connection.recv()
+        return connection
+
+    def _connection(self) -> Connection:
+        if not hasattr(self._own, "connection"):
+            self._own.connection = self._connect()
+        connection: Connection = self._own.connection
+        return connection
+
+    def _tell(self, method: str, *arguments: Any) -> None:
+        self._connection().send((method, arguments, False))
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        connection = self._connection()
+        connection.send((method, arguments, True))
+        result, error = connection.recv()
+        if error is not None:
+            raise MayaError(
+                f"this job would hang: {error}.",
+                "If a rank that is not emulated would go on, emulate it too: maya run --ranks all, or the ranks by number.",
+            )
+        return result
+
+    def _die_with_parent(self) -> None:
+        with suppress(EOFError, OSError):
+            self._main.recv()
+        if os.getpid() == self._process:
+            os.kill(self._process, signal.SIGKILL)

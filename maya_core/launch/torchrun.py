@@ -1,0 +1,147 @@
+"""torchrun: its command line read by its own parser, its ranks run on the emulated world. Checked with torch 2.13."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch.distributed.run import get_use_env, parse_min_max_nnodes
+
+from maya_core.errors import MayaError
+from maya_core.launch.link import Link
+from maya_core.launch.ranks import run_ranks
+from maya_core.launch.settings import VARIABLE, Settings
+
+
+@dataclass(frozen=True)
+class World:
+    """The cluster a launcher describes."""
+
+    nodes: int
+    ranks_per_node: int
+
+    @property
+    def size(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+
+def parse(command: list[str]) -> Namespace | None:
+    """The arguments of a torchrun command (or of `python -m torch.distributed.run`), or None if it is something else."""
+    name = Path(command[0]).name
+    arguments = command[1:]
+    if name.startswith("python"):
+        while arguments and arguments[0] in ("-u", "-B", "-O"):
+            arguments = arguments[1:]
+        if arguments[:1] != ["-m"] or len(arguments) < 2:
+            return None
+        name, arguments = arguments[1], arguments[2:]
+    if name in ("torchrun", "torch.distributed.run"):
+        from torch.distributed.run import parse_args
+
+        return parse_args(arguments)
+    if name == "torch.distributed.launch":
+        from torch.distributed.launch import parse_args as parse_launch_args
+
+        return parse_launch_args(arguments)
+    return None
+
+
+def world_of(args: Namespace, gpus: int | None) -> World:
+    """How many nodes and ranks torchrun was asked for. `gpus` of a node stand for 'gpu' and 'auto'."""
+    try:
+        _, nodes = parse_min_max_nnodes(args.nnodes)
+    except (RuntimeError, ValueError) as error:
+        raise MayaError(f"--nnodes {args.nnodes}: {error}.", "Give a number, or MIN:MAX.") from error
+    wanted = str(args.nproc_per_node)
+    if wanted in ("gpu", "auto"):
+        if gpus is None:
+            raise MayaError(
+                f"--nproc-per-node {wanted}: how many GPUs has a node?",
+                "Say it to Maya: maya run --gpus-per-node 8 -- ...",
+            )
+        return World(nodes, gpus)
+    if wanted == "cpu":
+        return World(nodes, os.cpu_count() or 1)
+    if not wanted.isdigit() or int(wanted) < 1 or nodes < 1:
+        raise MayaError(
+            f"torchrun --nnodes {args.nnodes} --nproc-per-node {wanted} is no world.", "Both must be at least 1."
+        )
+    return World(nodes, int(wanted))
+
+
+def program_of(args: Namespace, local_rank: int) -> list[str]:
+    """The command a rank runs."""
+    if args.no_python:
+        program = shutil.which(args.training_script)
+        if program is None:
+            raise MayaError(f"command not found: '{args.training_script}'.", "torchrun --no-python needs a program.")
+        command = [program]
+    else:
+        if not args.module and not Path(args.training_script).exists():
+            raise MayaError(f"no such script: {args.training_script}.", "Give torchrun the path of your program.")
+        command = [
+            os.getenv("PYTHON_EXEC", sys.executable),
+            "-u",
+            *(["-m"] if args.module else []),
+            args.training_script,
+        ]
+    return [*command, *([] if get_use_env(args) else [f"--local-rank={local_rank}"]), *args.training_script_args]
+
+
+def rank_environment(args: Namespace, world: World, rank: int) -> dict[str, str]:
+    """What torchrun's agent sets for a worker."""
+    node, local = divmod(rank, world.ranks_per_node)
+    endpoint = (args.rdzv_endpoint or "").split(":")[0]
+    environment = {
+        "RANK": rank,
+        "LOCAL_RANK": local,
+        "GROUP_RANK": node,
+        "ROLE_RANK": rank,
+        "ROLE_NAME": args.role,
+        "LOCAL_WORLD_SIZE": world.ranks_per_node,
+        "WORLD_SIZE": world.size,
+        "GROUP_WORLD_SIZE": world.nodes,
+        "ROLE_WORLD_SIZE": world.size,
+        "MASTER_ADDR": "localhost" if args.standalone else endpoint or args.master_addr or "127.0.0.1",
+        "MASTER_PORT": args.master_port or 29500,
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_MAX_RESTARTS": args.max_restarts,
+        "TORCHELASTIC_RUN_ID": args.rdzv_id,
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
+    if world.ranks_per_node > 1:
+        environment["OMP_NUM_THREADS"] = os.getenv("OMP_NUM_THREADS", "1")
+    return {name: str(value) for name, value in environment.items()}
+
+
+def launch(args: Namespace, link: Link, settings: Settings, on_world: Callable[[World], None] | None = None) -> int:
+    """Runs the ranks of a torchrun command. The exit code of the first that failed, or 0."""
+    world = world_of(args, settings.gpus)
+    if on_world is not None:
+        on_world(world)
+    program_of(args, 0)  # a wrong one is said now
+
+    def start(rank: int) -> subprocess.Popen[bytes]:
+        environment = rank_environment(args, world, rank)
+        told = settings.model_copy(
+            update={"rank": rank, "world_size": world.size, "gpus": max(settings.gpus or 1, world.ranks_per_node)}
+        )
+        # A progress bar shares the terminal with rank 0's output, so both must come from here.
+        inherited = rank == 0 and not sys.stderr.isatty()
+        return subprocess.Popen(
+            program_of(args, rank % world.ranks_per_node),
+            env={**os.environ, **environment, VARIABLE: told.model_dump_json()},
+            stdin=subprocess.DEVNULL,
+            stdout=None if inherited else subprocess.PIPE,
+            stderr=None if inherited else subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    return run_ranks(link, world.size, start)

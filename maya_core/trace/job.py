@@ -1,0 +1,201 @@
+"""A job: the traces of its emulated ranks, and which of their calls meet. Whether these agree is for hangs.py to judge."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+from pydantic import BaseModel, ValidationError
+
+from maya_core.errors import MayaError
+from maya_core.trace.communication import POINT_TO_POINT, CollectiveCall, Communicator
+from maya_core.trace.rank import RankTrace, read_trace
+from maya_core.trace.schema import Kind
+
+MANIFEST = "job.json"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Calls that meet in order: the collectives of a communicator, or the messages from one of its ranks to another.
+
+    The n-th call of a member meets the n-th of the others. Order counts, not the number that was recorded: the devices
+    know no other, and a CUDA graph replays the number it captured.
+    """
+
+    communicator: Communicator  # its `rank` is -1: nobody's in particular
+    members: tuple[int, ...]  # global ranks that were emulated; of messages the sender and the receiver
+    messages: bool
+    events: np.ndarray  # [call, member]: index into the member's events; -1 if it makes no such call
+
+    @property
+    def complete(self) -> int:
+        """How many calls every member makes."""
+        return int(np.count_nonzero((self.events >= 0).all(axis=1)))
+
+
+@dataclass(frozen=True)
+class JobTrace:
+    """Ranks that were emulated, up to the same step, and where they meet.
+
+    Ranks that were not are taken to run in lockstep: they are no members, and messages to or from them meet
+    nobody; nor do those a rank sends itself.
+    """
+
+    world_size: int
+    nodes: int
+    gpus_per_node: int
+    ranks: dict[int, RankTrace]
+    rendezvous: list[Rendezvous]
+
+
+class _Line(NamedTuple):
+    """What tells one rendezvous from another."""
+
+    communicator: Communicator
+    source: int  # of messages, and so the next two; -1 for collectives
+    destination: int
+    tag: int  # gloo matches by it
+
+
+def collate(traces: list[RankTrace]) -> JobTrace:
+    """Puts the traces of a job's ranks together."""
+    ranks = {int(trace.meta["rank"]): trace for trace in sorted(_cut(traces), key=lambda trace: trace.meta["rank"])}
+    found: dict[_Line, dict[int, np.ndarray]] = {}  # by column
+    members: dict[_Line, tuple[int, ...]] = {}
+    for rank, trace in ranks.items():
+        for line, op, events in _lines(trace):
+            if line not in members:
+                ends = (line.source, line.destination) if op else line.communicator.ranks
+                members[line] = tuple(end for end in ends if end in ranks)
+            column = POINT_TO_POINT.index(op) if op else members[line].index(rank)
+            found.setdefault(line, {})[column] = events
+    first = next(iter(ranks.values())).meta
+    world_size, nodes = first.get("world_size") or 1, first.get("nodes") or 1
+    return JobTrace(
+        world_size,
+        nodes,
+        first.get("gpus_per_node") or -(-world_size // nodes),
+        ranks,
+        [
+            Rendezvous(line.communicator, members[line], line.source >= 0, _side_by_side(columns, len(members[line])))
+            for line, columns in found.items()
+            if line.source < 0 or len(set(members[line])) == 2
+        ],
+    )
+
+
+def _cut(traces: list[RankTrace]) -> list[RankTrace]:
+    """Nobody goes on for longer than a rank that was stopped. One that ended by itself, early or not, is whole."""
+    steps = min((trace.steps for trace in traces if trace.meta["ended"] == "stopped"), default=None)
+    if steps is None:
+        return traces
+    whole = []
+    for trace in traces:
+        ends = np.flatnonzero(trace.events["kind"] == Kind.STEP_END)
+        if 0 < steps <= len(ends):
+            trace = replace(trace, events=trace.events[: ends[steps - 1] + 1])
+        whole.append(trace)
+    return whole
+
+
+def _lines(trace: RankTrace) -> Iterator[tuple[_Line, str, np.ndarray]]:
+    """A rank's collectives by what they meet on, each in order: (line, which end of a message, events)."""
+    groups = [replace(group, rank=-1) for group in trace.communicators]
+    first: dict[Communicator, int] = {}  # a group that is destroyed and made again goes on as the one it was
+    same = [first.setdefault(group, number) for number, group in enumerate(groups)]
+    numbers: dict[tuple[int, int, int, str], int] = {}
+    by_call = np.zeros(len(trace.calls), np.int64)
+    for number, call in enumerate(trace.calls):
+        ends = _ends(call, trace.communicators[call.communicator])
+        by_call[number] = numbers.setdefault((same[call.communicator], *ends), len(numbers))
+    indices = np.flatnonzero(trace.events["kind"] == Kind.COLLECTIVE)
+    tags = trace.events["a"][indices] >> 32
+    keys = (by_call[trace.events["subject"][indices]] << 32) + tags
+    order = np.argsort(keys, kind="stable")
+    distinct, starts = np.unique(keys[order], return_index=True)
+    lines = list(numbers)
+    for key, start, stop in zip(distinct.tolist(), starts, [*starts[1:], len(order)], strict=False):
+        group, source, destination, op = lines[key >> 32]
+        yield _Line(groups[group], source, destination, key & 0xFFFFFFFF), op, indices[order[start:stop]]
+
+
+def _ends(call: CollectiveCall, group: Communicator) -> tuple[int, int, str]:
+    """Source and destination of a message, and which of them this rank is."""
+    if call.op not in POINT_TO_POINT:
+        return -1, -1, ""
+    me, peer = group.ranks[group.rank], group.ranks[call.peer]
+    return (me, peer, "send") if call.op == "send" else (peer, me, "recv")
+
+
+def _side_by_side(columns: dict[int, np.ndarray], width: int) -> np.ndarray:
+    table = np.full((max(len(column) for column in columns.values()), width), -1, np.int64)
+    for place, column in columns.items():
+        table[: len(column), place] = column
+    return table
+
+
+class Manifest(BaseModel):
+    """job.json: there once every rank's trace is."""
+
+    format: Literal["maya-job"] = "maya-job"
+    version: int = VERSION
+    world_size: int
+    nodes: int
+    gpus_per_node: int
+    ranks: list[int]  # that were emulated
+
+
+def trace_path(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank:05d}.trace"
+
+
+def write_manifest(folder: Path, *, world_size: int, nodes: int, gpus_per_node: int, ranks: list[int]) -> None:
+    """Says that the folder's traces are a whole job. To be written last."""
+    manifest = Manifest(world_size=world_size, nodes=nodes, gpus_per_node=gpus_per_node, ranks=ranks)
+    part = folder / (MANIFEST + ".part")
+    part.write_text(manifest.model_dump_json(indent=2) + "\n")
+    os.replace(part, folder / MANIFEST)
+
+
+def read_job(folder: str | Path) -> JobTrace:
+    """Reads what `maya run` left in a folder, or says what is wrong with it."""
+    folder = Path(folder)
+    manifest = _read_manifest(folder)
+    traces = []
+    for rank in manifest.ranks:
+        try:
+            traces.append(read_trace(trace_path(folder, rank)))
+        except MayaError as error:
+            raise MayaError(
+                f"rank {rank} of the job in {folder} cannot be read: {error.problem}", error.advice
+            ) from error
+    return replace(
+        collate(traces), world_size=manifest.world_size, nodes=manifest.nodes, gpus_per_node=manifest.gpus_per_node
+    )
+
+
+def _read_manifest(folder: Path) -> Manifest:
+    path = folder / MANIFEST
+    if not path.exists():
+        raise MayaError(
+            f"{folder} holds no finished run: it has no {MANIFEST}, which is written last.",
+            "Give the --out folder of a `maya run` that came to its end, or run it again.",
+        )
+    try:
+        manifest = Manifest.model_validate_json(path.read_text())
+    except (ValidationError, OSError, UnicodeDecodeError) as error:
+        raise MayaError(f"{path} is not a job of Maya's: {error}", "Run `maya run` again to make it anew.") from error
+    if manifest.version > VERSION:
+        raise MayaError(
+            f"{path} was written by a newer Maya (job version {manifest.version}, this one reads up to {VERSION}).",
+            "Upgrade with: pip install -U maya-emulator",
+        )
+    if not manifest.ranks:
+        raise MayaError(f"{path} lists no ranks.", "Run `maya run` again to make it anew.")
+    return manifest

@@ -1,0 +1,68 @@
+"""Communication in words: calls, communicators, ranks and call stacks as a reader of a terminal wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import PurePath
+
+from maya_core.device.kernels.call import ITEM_BYTES
+from maya_core.trace.communication import CollectiveCall, Communicator, Frame, Site
+
+FRAMES_SHOWN = 6
+
+_DIRECTION = {"broadcast": "from", "scatter": "from", "recv": "from", "reduce": "to", "gather": "to", "send": "to"}
+
+
+def call_in_words(call: CollectiveCall, group: Communicator) -> str:
+    """What is called, with whom, on how much: all_reduce (sum) of 4,096 Float (16.0 KiB)."""
+    if call.op == "barrier":
+        return call.op
+    reduction = f" ({call.reduction})" if call.reduction else ""
+    peer = f" {_DIRECTION[call.op]} rank {group.ranks[call.peer]}" if call.peer >= 0 else ""
+    count = elements(call)
+    return f"{call.op}{reduction}{peer} of {count:,} {call.dtype} ({_bytes(count * ITEM_BYTES.get(call.dtype, 1))})"
+
+
+def elements(call: CollectiveCall) -> int:
+    """The count a call is known by: what a rank gives, or takes where only one gives."""
+    return call.elements_out if call.op in ("scatter", "recv") else call.elements_in
+
+
+def communicator_in_words(group: Communicator) -> str:
+    count = len(group.ranks)
+    return f"{group.backend} communicator {group.name} ({count} rank{'s' * (count != 1)}: {abbreviated(group.ranks)})"
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) != 1)} {abbreviated(ranks)}"
+
+
+def abbreviated(ranks: Sequence[int]) -> str:
+    """0-2, 4-7; or 0, 8, 16, … where that would get long."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+    return ", ".join(texts if len(texts) <= 4 else [*texts[:3], "…"])
+
+
+def frames_of_interest(site: Site) -> tuple[Frame, ...]:
+    """The frames that tell the reader most: the program's own, else its libraries', else torch's."""
+    for hidden in ({"site-packages", "dist-packages", "torch", "maya_core"}, {"torch", "maya_core"}, set[str]()):
+        frames = [frame for frame in site if not hidden & set(PurePath(frame.file).parts)]
+        if frames:
+            return tuple(frames[-FRAMES_SHOWN:])
+    return ()
+
+
+def _bytes(count: float) -> str:
+    if count < 1024:
+        return f"{count} B"
+    for unit in ("KiB", "MiB"):
+        count /= 1024
+        if count < 1024:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1024:.2f} GiB"
