@@ -134,3 +134,6 @@ def entry() -> None:
         if error.advice:
             console.print(error.advice, highlight=False)
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        Console(stderr=True).print("[bold red]maya:[/bold red] interrupted: the run was ended, and there is no result.")
+        raise SystemExit(130) from None

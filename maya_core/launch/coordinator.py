@@ -14,15 +14,21 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from maya_core.collectives.stores import LocalKeys
 
 Who = tuple[int, int]  # process and thread
+POLLS = 20  # a process that has asked so often for a store key that is not there is waiting for it
 
 
 class Stuck(Exception):
     """Nothing that is waited for can come any more."""
+
+
+class Wait(NamedTuple):
+    what: str
+    there: Callable[[], bool]  # it has come, and the thread is about to go on
 
 
 @dataclass
@@ -30,12 +36,13 @@ class Member:
     """A process of the job."""
 
     rank: int | None = None  # None: has not joined a process group (yet)
-    waits: dict[int, str] = field(default_factory=dict)  # by thread: what for
+    waits: dict[int, Wait] = field(default_factory=dict)  # by thread
     idle: bool = False  # waits for its own children
+    polls: int = 0  # questions about store keys in a row that told it nothing new
 
     @property
     def active(self) -> bool:
-        return not self.waits and not self.idle
+        return not self.idle and all(wait.there() for wait in self.waits.values())
 
 
 class Coordinator:
@@ -101,6 +108,7 @@ class Coordinator:
                     if main:
                         self._members.pop(process, None)
                     self._check()
+                    self._changed.notify_all()
 
     # ---- what processes say; `who` is (process, thread) ----
     def on_rank(self, who: Who, rank: int) -> None:
@@ -130,7 +138,8 @@ class Coordinator:
     def on_next(self, who: Who, limit: int) -> tuple[int | None, bool]:
         """A rank to start now, if fewer than `limit` processes are at work; and whether there are any to start later."""
         with self._changed:
-            at_work = sum(member.active for member in self._members.values()) + self._starting
+            working = [member for member in self._members.values() if member.active and member.polls < POLLS]
+            at_work = len(working) + self._starting
             if not self._queued or at_work >= limit:
                 return None, bool(self._queued)
             self._starting += 1
@@ -143,6 +152,7 @@ class Coordinator:
             if rank not in self._process_of:
                 self._starting = max(0, self._starting - 1)
             self._check()
+            self._changed.notify_all()
 
     def on_drop(self, who: Who) -> None:
         """No more ranks are to be started."""
@@ -151,6 +161,7 @@ class Coordinator:
             self._gone.update(self._queued)
             self._queued.clear()
             self._check()
+            self._changed.notify_all()
 
     def on_meet(self, who: Who, rank: int) -> None:
         with self._changed:
@@ -174,7 +185,11 @@ class Coordinator:
                 key = arguments[0]
                 self._wait(who, lambda: self._keys.known(key), f"the store key '{key}'", lambda: False)
             result = getattr(self._keys, method)(*arguments)
-            self._changed.notify_all()
+            polled = (method == "known" and not result) or (method == "add" and not arguments[1])
+            member = self._members[who[0]]
+            member.polls = member.polls + 1 if polled else 0
+            if not polled:
+                self._changed.notify_all()
             return result
 
     # ---- inside, with the lock held ----
@@ -195,7 +210,7 @@ class Coordinator:
         process, thread = who
         member = self._members[process]
         while not there():
-            member.waits[thread] = what
+            member.waits[thread] = Wait(what, there)
             self._check()
             try:
                 if self._stuck or hopeless():
@@ -212,8 +227,8 @@ class Coordinator:
         someone_works = bool(self._queued or self._starting) or any(member.active for member in members)
         if self._stuck is None and someone_waits and not someone_works:
             self._stuck = "; ".join(
-                f"{'rank ' + str(member.rank) if member.rank is not None else 'a process'} waits for {what}"
+                f"{'rank ' + str(member.rank) if member.rank is not None else 'a process'} waits for {wait.what}"
                 for member in members
-                for what in member.waits.values()
+                for wait in member.waits.values()
             )
-        self._changed.notify_all()
+            self._changed.notify_all()

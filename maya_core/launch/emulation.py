@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Callable
 from pathlib import Path
@@ -18,11 +19,12 @@ from maya_core.collectives.stores import LocalKeys
 from maya_core.device.emulated import EmulatedDevice
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import DEFAULT_GPU, find_gpu
-from maya_core.launch import spawn
+from maya_core.launch import checkpoints, spawn
 from maya_core.launch.link import Link
 from maya_core.launch.modules import ModulePaths
 from maya_core.launch.settings import Settings
 from maya_core.launch.steps import StepCounter, StopProgram
+from maya_core.launch.world import World
 from maya_core.report.summary import Summary, summarise
 from maya_core.trace.rank import RankTrace, write_trace
 from maya_core.trace.schema import EVENT, Kind
@@ -50,6 +52,7 @@ class Emulation:
         self.steps.put_on(self.device.patches)
         keys = self.link or LocalKeys()
         distributed.put_on(self.device.native, self.exchange, keys, self._join_world, self.device.patches)
+        checkpoints.put_on(self.device.native, self.device.patches)
         if self.link is not None:
             spawn.put_on(self.link, settings, self.device.patches)
         if self.rank is not None:
@@ -78,6 +81,11 @@ class Emulation:
         native = self.device.native
         native.stop_recording()
         self.steps.finish()
+        hung = self.link.hung if self.link else ""
+        if self.steps.enough:
+            ended = "stopped"
+        elif hung:
+            ended = "hung"
         stats = [native.memory_stats(device) for device in range(self.device.gpus)]
         events = _with_step_ends(np.frombuffer(native.take_events(), EVENT), self.steps.ends, cut=self.steps.enough)
         gpu = self.device.gpu
@@ -96,6 +104,7 @@ class Emulation:
                 "steps": len(self.steps.ends),
                 "alloc_retries": [s["num_alloc_retries"] for s in stats],
                 "stand_ins": self.exchange.stand_ins,
+                "hung": hung,
             },
             events=events,
             signatures=self.device.planner.signatures,
@@ -132,22 +141,44 @@ class emulate:
             train()
         print(job.summary)
 
-    `steps` ends the block after that many optimizer steps; `out` is a folder for the trace.
+    `gpus` of a node are there. With `nodes`, the block is rank `rank` of a world with one rank per GPU, and finds the
+    environment torchrun would give it. `steps` ends the block after that many optimizer steps; `out` is a folder for
+    the trace.
     """
 
     def __init__(
-        self, gpu: str = DEFAULT_GPU, *, gpus: int = 1, steps: int | None = None, out: str | Path | None = None
+        self,
+        gpu: str = DEFAULT_GPU,
+        *,
+        gpus: int = 1,
+        nodes: int | None = None,
+        rank: int = 0,
+        steps: int | None = None,
+        out: str | Path | None = None,
     ) -> None:
         find_gpu(gpu)
+        world = World(nodes or 1, gpus if nodes else 1)
+        if not 0 <= rank < world.size:
+            raise MayaError(f"rank={rank}: the world has {world.size} ranks.", "Give nodes=, gpus= and a rank of theirs.")
         if gpus < 1 or gpus > 64:
             raise MayaError(
                 f"gpus={gpus} cannot be emulated in one process.", "Give a number from 1 to 64: the GPUs of one node."
             )
-        self._settings = Settings(gpu=gpu, gpus=gpus, steps=steps, out=None if out is None else Path(out))
+        self._settings = Settings(
+            gpu=gpu,
+            gpus=gpus,
+            steps=steps,
+            out=None if out is None else Path(out),
+            rank=rank,
+            world_size=world.size,
+        )
+        self._environment = world.environment(rank) if nodes else {}
         self._emulation: Emulation | None = None
 
     def __enter__(self) -> emulate:
         self._emulation = Emulation(self._settings)
+        for name, value in self._environment.items():
+            self._emulation.device.patches.put(os.environ, name, value)
         return self
 
     def __exit__(

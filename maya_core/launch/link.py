@@ -10,7 +10,15 @@ from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
 
-from maya_core.errors import MayaError
+HUNG = 3  # exit code of a rank that would wait for ever
+
+
+class WouldHang(SystemExit):
+    """This rank would wait for ever: ends it, past `except Exception`."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(HUNG)
+        self.why = why
 
 
 class Link:
@@ -19,6 +27,7 @@ class Link:
     def __init__(self, socket: Path, chosen: frozenset[int]) -> None:
         self.socket = socket
         self.chosen = chosen
+        self.hung = ""  # why, if this rank would wait for ever
         self.reconnect()
 
     def reconnect(self) -> None:
@@ -86,8 +95,8 @@ class Link:
     def delete(self, key: str) -> bool:
         return bool(self._key("delete", key))
 
-    def count(self) -> int:
-        return int(self._key("count"))
+    def count(self, prefix: str) -> int:
+        return int(self._key("count", prefix))
 
     # ---- inside ----
     def _key(self, method: str, *arguments: Any) -> Any:
@@ -113,14 +122,13 @@ class Link:
         connection.send((method, arguments, True))
         result, error = connection.recv()
         if error is not None:
-            raise MayaError(
-                f"this job would hang: {error}.",
-                "If a rank that is not emulated would go on, emulate it too: maya run --ranks all, or the ranks by number.",
-            )
+            self.hung = str(error)
+            raise WouldHang(self.hung)
         return result
 
     def _die_with_parent(self) -> None:
         with suppress(EOFError, OSError):
             self._main.recv()
-        if os.getpid() == self._process:
-            os.kill(self._process, signal.SIGKILL)
+        if os.getpgrp() == self._process:  # a rank has a group of its own, with its data loaders' workers
+            os.killpg(self._process, signal.SIGKILL)
+        os.kill(self._process, signal.SIGKILL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import ModuleType
 
 import torch
@@ -9,6 +10,12 @@ from torch import nn
 
 from maya_core.device.patches import Patches
 from maya_core.trace.schema import Category, Phase
+
+
+def on_device(tensors: Iterable[torch.Tensor | None]) -> list[torch.Tensor]:
+    """The tensors of this rank's GPUs: of a distributed one, the part it holds."""
+    local = [getattr(tensor, "_local_tensor", tensor) for tensor in tensors]
+    return [tensor.detach() for tensor in local if isinstance(tensor, torch.Tensor) and tensor.is_cuda]
 
 
 class ModulePaths:
@@ -32,7 +39,5 @@ class ModulePaths:
         for path, module in root.named_modules():
             self.native.number_module(module, len(self.names))
             self.names.append(f"{type(root).__name__}.{path}" if path else type(root).__name__)
-        self.native.label([p.detach() for p in root.parameters() if p.is_cuda], Category.PARAMETERS)
-        self.native.label(
-            [b.detach() for b in root.buffers() if isinstance(b, torch.Tensor) and b.is_cuda], Category.BUFFERS
-        )
+        self.native.label(on_device(root.parameters()), Category.PARAMETERS)
+        self.native.label(on_device(root.buffers()), Category.BUFFERS)

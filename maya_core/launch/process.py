@@ -33,8 +33,7 @@ class EmulatedProcess:
 
     def finish(self) -> None:
         if os.getpid() == self.owner:
-            stopped = self.emulation.steps.enough
-            self.emulation.finish("stopped" if stopped else "failed" if self.failed else "completed")
+            self.emulation.finish("failed" if self.failed else "completed")
 
 
 _this: EmulatedProcess | None = None

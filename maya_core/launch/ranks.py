@@ -40,7 +40,7 @@ def run_ranks(link: Link, world_size: int, start: Start) -> int:
                 forwarders += _forward(rank, running[rank])
                 continue
             for rank, code in [(rank, code) for rank, one in running.items() if (code := one.poll()) is not None]:
-                del running[rank]
+                _end_children_of(running.pop(rank))
                 link.ended(rank)
                 if code < 0:
                     raise MayaError(
@@ -69,6 +69,12 @@ def end_all(running: dict[int, subprocess.Popen[bytes]]) -> None:
         for process in running.values():
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=max(0.0, deadline - time.monotonic()))
+
+
+def _end_children_of(process: subprocess.Popen[bytes]) -> None:
+    """What a rank has left behind: data loaders' workers, if it was killed."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _signal_name(number: int) -> str:

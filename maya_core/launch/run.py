@@ -19,7 +19,7 @@ from maya_core.launch.coordinator import Coordinator
 from maya_core.launch.link import Link
 from maya_core.launch.progress import JobProgress
 from maya_core.launch.settings import VARIABLE, Settings
-from maya_core.launch.torchrun import World
+from maya_core.launch.world import World
 from maya_core.trace.job import JobTrace, read_job, write_manifest
 from maya_core.trace.rank import read_trace
 
@@ -49,14 +49,14 @@ def run_command(
             "TORCH_DEVICE_BACKEND_AUTOLOAD=0 is set: torch would not load the emulated device.",
             "Unset it and run again.",
         )
-    args = torchrun.parse(command)
+    args = torchrun.parse(command) if nodes is None else torchrun.parse(_as_torchrun(command, nodes, gpus or 1))
     program = shutil.which(command[0])
     if args is None and program is None:
         raise MayaError(
             f"command not found: '{command[0]}'.",
             "Give the command as you would type it, after `--`: maya run -- python train.py",
         )
-    world = _world(args, nodes, gpus)
+    world = torchrun.world_of(args, gpus) if args is not None else World(1, gpus or 1)
     chosen = tuple(range(world.size)) if ranks is None else ranks
     if wrong := [rank for rank in chosen if rank >= world.size]:
         raise MayaError(
@@ -77,16 +77,16 @@ def run_command(
     return Run(exit_code, _collect(out, world), out)
 
 
-def _world(args: Namespace | None, nodes: int | None, gpus: int | None) -> World:
-    """The cluster, from the launcher's arguments or Maya's own; both may say it, if they say the same."""
+def _as_torchrun(command: list[str], nodes: int, gpus: int) -> list[str]:
+    """A cluster given to Maya itself: its ranks run the command as if torchrun had started them."""
+    args = torchrun.parse(command)
     if args is None:
-        return World(nodes or 1, gpus or 1)
-    world = torchrun.world_of(args, gpus)
-    if nodes is not None and nodes != world.nodes:
+        return ["torchrun", f"--nnodes={nodes}", f"--nproc-per-node={gpus}", "--no-python", *command]
+    if torchrun.world_of(args, gpus).nodes != nodes:
         raise MayaError(
             f"--nodes {nodes} for Maya, --nnodes {args.nnodes} for torchrun.", "Leave one out, or make them the same."
         )
-    return world
+    return command
 
 
 def _run_program(command: list[str], world: World, settings: Settings) -> int:
@@ -106,8 +106,9 @@ def _collect(out: Path, world: World) -> JobTrace | None:
     traces = [read_trace(path) for path in sorted(out.glob("rank-*.trace"))]
     if not traces:
         return None
-    world_size = max(world.size, *(trace.meta["world_size"] for trace in traces))
-    per_node = max(trace.meta["gpus"] for trace in traces)
+    joined = max(trace.meta["world_size"] for trace in traces)
+    world_size = joined if joined > 1 else world.size
+    per_node = min(world_size, max(trace.meta["gpus"] for trace in traces))
     write_manifest(
         out,
         world_size=world_size,

@@ -15,6 +15,7 @@ import torch
 from torch.optim import optimizer as torch_optimizer
 
 from maya_core.device.patches import Patches
+from maya_core.launch.modules import on_device
 from maya_core.trace.schema import Category
 
 
@@ -57,14 +58,14 @@ class StepCounter:
             if self.enough:
                 raise StopProgram(0)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self.native.label([p.detach() for p in parameters], Category.PARAMETERS)
-        self.native.label([p.grad.detach() for p in parameters if p.grad is not None], Category.GRADIENTS)
+        self.native.label(on_device(parameters), Category.PARAMETERS)
+        self.native.label(on_device(p.grad for p in parameters), Category.GRADIENTS)
         self.native.enter_optimizer()
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self.native.leave_optimizer()
         states = [value for state in optimizer.state.values() if isinstance(state, dict) for value in state.values()]
-        self.native.label([value for value in states if isinstance(value, torch.Tensor)], Category.OPTIMIZER_STATE)
+        self.native.label(on_device(states), Category.OPTIMIZER_STATE)
         self._round.append(id(optimizer))
         self._round_end = self.native.event_count()
         if len(self._round) == self._round_size:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from torch.distributed.run import get_use_env, parse_min_max_nnodes
@@ -17,18 +16,7 @@ from maya_core.errors import MayaError
 from maya_core.launch.link import Link
 from maya_core.launch.ranks import run_ranks
 from maya_core.launch.settings import VARIABLE, Settings
-
-
-@dataclass(frozen=True)
-class World:
-    """The cluster a launcher describes."""
-
-    nodes: int
-    ranks_per_node: int
-
-    @property
-    def size(self) -> int:
-        return self.nodes * self.ranks_per_node
+from maya_core.launch.world import World
 
 
 def parse(command: list[str]) -> Namespace | None:
@@ -95,30 +83,15 @@ def program_of(args: Namespace, local_rank: int) -> list[str]:
 
 
 def rank_environment(args: Namespace, world: World, rank: int) -> dict[str, str]:
-    """What torchrun's agent sets for a worker."""
-    node, local = divmod(rank, world.ranks_per_node)
+    """What torchrun's agent sets for a worker, given these arguments."""
     endpoint = (args.rdzv_endpoint or "").split(":")[0]
-    environment = {
-        "RANK": rank,
-        "LOCAL_RANK": local,
-        "GROUP_RANK": node,
-        "ROLE_RANK": rank,
+    address = "localhost" if args.standalone else endpoint or args.master_addr or "127.0.0.1"
+    return {
+        **world.environment(rank, address, args.master_port or 29500),
         "ROLE_NAME": args.role,
-        "LOCAL_WORLD_SIZE": world.ranks_per_node,
-        "WORLD_SIZE": world.size,
-        "GROUP_WORLD_SIZE": world.nodes,
-        "ROLE_WORLD_SIZE": world.size,
-        "MASTER_ADDR": "localhost" if args.standalone else endpoint or args.master_addr or "127.0.0.1",
-        "MASTER_PORT": args.master_port or 29500,
-        "TORCHELASTIC_RESTART_COUNT": 0,
-        "TORCHELASTIC_MAX_RESTARTS": args.max_restarts,
+        "TORCHELASTIC_MAX_RESTARTS": str(args.max_restarts),
         "TORCHELASTIC_RUN_ID": args.rdzv_id,
-        "TORCHELASTIC_USE_AGENT_STORE": True,
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
-    if world.ranks_per_node > 1:
-        environment["OMP_NUM_THREADS"] = os.getenv("OMP_NUM_THREADS", "1")
-    return {name: str(value) for name, value in environment.items()}
 
 
 def launch(args: Namespace, link: Link, settings: Settings, on_world: Callable[[World], None] | None = None) -> int:

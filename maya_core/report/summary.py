@@ -45,7 +45,7 @@ class DeviceMemory(BaseModel):
     peak_module: str
     peak_step: int
     out_of_memory_bytes: int | None = None  # what was asked for where memory ran out
-    fits: bool
+    fits: bool | None  # None: the program ended before its time, for another reason
 
 
 class Communication(BaseModel):
@@ -64,7 +64,7 @@ class Summary(BaseModel):
 
     rank: int
     gpu: str
-    ended: str  # completed, stopped (after the steps asked for) or failed
+    ended: str  # completed, stopped (after the steps asked for), failed, or hung (would wait for another rank for ever)
     steps: int
     memory: list[DeviceMemory]
     kernels_per_step: int | None
@@ -95,7 +95,7 @@ class JobSummary(BaseModel):
         """The rank with the least memory left."""
 
         def taken(rank: Summary) -> tuple[bool, int]:
-            return any(not memory.fits for memory in rank.memory), max(
+            return any(memory.fits is False for memory in rank.memory), max(
                 (memory.peak_reserved_bytes for memory in rank.memory), default=0
             )
 
@@ -108,8 +108,15 @@ def summarise_job(job: JobTrace) -> JobSummary:
         nodes=job.nodes,
         gpus_per_node=job.gpus_per_node,
         ranks=[summarise(trace) for trace in job.ranks.values()],
-        hangs=[str(hang) for hang in find_hangs(job)],
+        hangs=[str(hang) for hang in find_hangs(job)] or _unexplained(job),
     )
+
+
+def _unexplained(job: JobTrace) -> list[str]:
+    """Ranks that wait for something no other emulated rank has to do with: a store's key, say."""
+    reasons = sorted({trace.meta.get("hung", "") for trace in job.ranks.values()} - {""})
+    advice = "If a rank that is not emulated would go on, emulate it too: --ranks all, or the ranks by number."
+    return [f"This job would hang: {reason}. {advice}" for reason in reasons]
 
 
 def summarise(trace: RankTrace) -> Summary:
@@ -195,7 +202,7 @@ def _memory(trace: RankTrace) -> list[DeviceMemory]:
                 peak_module=peak.module,
                 peak_step=peak.step,
                 out_of_memory_bytes=max(asked) if asked else None,
-                fits=not asked or trace.meta["ended"] != "failed",
+                fits=trace.meta["ended"] in ("completed", "stopped") or (False if asked else None),
             )
         )
     return result
@@ -292,6 +299,8 @@ def _memory_table(memory: DeviceMemory, numbered: bool) -> Table:
             f"fits: {_bytes(memory.capacity_bytes - memory.peak_reserved_bytes - memory.outside_allocator_bytes)} free at the most crowded",
             style="green",
         )
+    elif memory.fits is None:
+        verdict = Text("not known to fit: the program did not get to its end", style="yellow")
     else:
         verdict = Text(
             f"DOES NOT FIT: out of memory asking for {_bytes(memory.out_of_memory_bytes or 0)} in step {memory.peak_step}",

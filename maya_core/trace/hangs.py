@@ -25,6 +25,7 @@ GOES_WRONG = "would hang or go on with wrong data"  # NCCL does not compare what
 _SAME_TO_NCCL = {"all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter"}
 _ENDED = {
     "completed": "its program ended",
+    "hung": "would wait for ever",
     "stopped": "stopped after the steps asked for",
     "failed": "failed (see its own error)",
 }
@@ -152,7 +153,9 @@ def _attendance(meet: Rendezvous, row: int) -> tuple[list[int], list[int]]:
 def _cut_off(job: JobTrace, absent: list[int], present: list[int]) -> bool:
     """Were the absent only stopped by us, while the present, who take fewer steps or none, ran on?"""
     return all(
-        job.ranks[one].meta["ended"] == "stopped" and job.ranks[one].steps > job.ranks[other].steps
+        job.ranks[one].meta["ended"] == "stopped"
+        and job.ranks[other].meta["ended"] != "hung"
+        and job.ranks[one].steps > job.ranks[other].steps
         for one in absent
         for other in present
     )
