@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test lint format bench bench-worlds clean
 
 demo: $(INSTALLED)
 	$(BIN)/maya run --gpu h100 --out maya-out/demo -- python examples/train_gpt.py
@@ -25,6 +25,9 @@ format: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python tests/benchmarks/bench_device.py
+
+bench-worlds: $(INSTALLED)
+	$(BIN)/python tests/benchmarks/bench_worlds.py
 
 # torch first and by its exact version: a range would pull gigabytes of CUDA packages.
 $(INSTALLED): pyproject.toml constraints.txt

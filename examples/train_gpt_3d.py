@@ -34,7 +34,9 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, tokens, _ = x.shape  # the heads of this rank only
-        q, k, v = (part(x).view(batch, tokens, -1, self.head_width).transpose(1, 2) for part in (self.q, self.k, self.v))
+        q, k, v = (
+            part(x).view(batch, tokens, -1, self.head_width).transpose(1, 2) for part in (self.q, self.k, self.v)
+        )
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(attended.transpose(1, 2).reshape(batch, tokens, -1))
 

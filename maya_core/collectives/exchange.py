@@ -2,7 +2,8 @@
 
 Shapes are all that most collectives need, so a rank can be emulated alone. Where the program reads what came from
 another rank, that rank is asked: the sender of host data (and of small integers on the device: sizes, seeds, pickled
-objects) always, every rank of a small group that gathers or reduces host data, and ranks the user chose to emulate.
+objects) always; every rank of a small group that gathers or reduces integers or objects on the host, which from then
+on tell one another their integers on the device, too; and ranks the user chose to emulate.
 A rank that is not emulated is taken to give what this one gives: it runs the same program in lockstep.
 """
 
@@ -19,14 +20,19 @@ from typing import Protocol
 import torch
 
 from maya_core.collectives.record import CollectiveRecord
-from maya_core.collectives.values import Values, outcome, sources
+from maya_core.collectives.values import Values, outcome, sources, split
+from maya_core.errors import MayaError
 from maya_core.trace.communication import CollectiveCall, Communicator
 
 # Groups up to this size have every rank emulated when they gather or reduce what the host reads: one node.
 EXACT_GROUP = 8
 
+# Larger tensors of numbers are not passed on, as native/values.h does not remember them.
+MOST_FLOATS, MOST_INTEGERS = 2**16, 2**20
+
 TO_MANY = ("broadcast", "scatter")
 FROM_ONE = (*TO_MANY, "recv")
+MESSAGES = ("send", "recv")
 
 _thread = threading.local()
 
@@ -34,7 +40,7 @@ _thread = threading.local()
 @contextmanager
 def carrying_objects(native: ModuleType) -> Iterator[None]:
     """Collectives in this block carry pickled objects: the host reads them, though they travel by the device."""
-    before = getattr(_thread, "objects", False)
+    before = _carries_objects()
     _thread.objects = True
     native.carry_objects(True)
     try:
@@ -42,6 +48,10 @@ def carrying_objects(native: ModuleType) -> Iterator[None]:
     finally:
         _thread.objects = before
         native.carry_objects(before)
+
+
+def _carries_objects() -> bool:
+    return getattr(_thread, "objects", False)
 
 
 class Peers(Protocol):
@@ -62,12 +72,20 @@ class Exchange:
         self.record = record
         self.peers = peers
         self.stand_ins: dict[str, int] = {}  # host data taken to be like this rank's own, by op
+        self.worlds = 0  # how often the program has joined a process group: names of groups begin anew each time
         self._met: set[int] = set()
+        self._names: dict[int, str] = {}  # by communicator, the same in all its ranks and only there
+        self._together: set[frozenset[int]] = set()  # groups of which every rank is known to be emulated
         self._lock = threading.Lock()
 
     # ---- called by the native side ----
     def communicator(self, backend: str, name: str, ranks: list[int], rank: int) -> int:
-        return self.record.communicator(backend, name, ranks, rank)
+        number = self.record.communicator(backend, name, ranks, rank)
+        digest = hashlib.sha256(",".join(map(str, ranks)).encode()).hexdigest()[:12]
+        name = f"{self.worlds}/{backend}/{name}/{digest}"
+        before = sum(other.startswith(name) for other in self._names.values())
+        self._names[number] = f"{name}/{before}"
+        return number
 
     def note(
         self,
@@ -99,26 +117,40 @@ class Exchange:
         sequence: int,
         peer: int,
         reduction: str,
-        even: bool,
+        splits: list[int],
         inputs: list[torch.Tensor],
         outputs: list[torch.Tensor],
     ) -> Callable[[], None] | None:
-        """Gives this rank's values away. The result, if any, waits for the others' and leaves them in the outputs."""
+        """Gives this rank's values away. The result, if any, waits for the others' and leaves them in the outputs.
+        `splits`: how much of its input an uneven all_to_all gives to each rank."""
         group = self.record.communicators[communicator]
         tensors = [tensor for tensor in (*inputs, *outputs) if tensor is not None]
-        host = getattr(_thread, "objects", False) or any(not tensor.is_cuda for tensor in tensors)
+        host = _carries_objects() or any(not tensor.is_cuda for tensor in tensors)
         exact = all(not tensor.is_floating_point() for tensor in tensors)
+        if splits and not host and not exact:
+            # How much there is differs by rank, so the others cannot tell whether it is little enough to be passed on.
+            self._leave(outputs, [None] * len(outputs))
+            return None
         given = [self._value(tensor) for tensor in inputs]
+        if op == "all_to_all" and len(inputs) == 1:
+            given = split(given[0], splits, len(group.ranks))
         wanted = sources(op, group.rank, len(group.ranks), peer)
         asked = self._asked(group, op, wanted, host, exact)
-        key = f"{_identity(group)}/{'message' if op in ('send', 'recv') else op}/{sequence}"
+        if _carries_objects() and self.peers is None and op in FROM_ONE and group.rank not in wanted:
+            raise MayaError(
+                f"rank {group.ranks[group.rank]} is emulated alone, and reads objects from rank {group.ranks[peer]} ({op}).",
+                "Run the program with its ranks: maya run -- torchrun ...",
+            )
+        key = f"{self._names[communicator]}/{'message' if op in MESSAGES else op}/{sequence}"
         if self._gives(group, op, peer, host, exact):
             assert self.peers is not None
             to = peer if op == "send" else -1
             self.peers.post(f"{key}/{group.rank}/{to}", pickle.dumps([_packed(value) for value in given]))
+        if self._meets_all(group, op, host, exact):
+            self._together.add(frozenset(group.ranks))
         if not outputs:
             return None
-        if host and op not in ("send", "recv") and len(asked) + (group.rank in wanted) < len(wanted):
+        if host and op not in MESSAGES and len(asked) + (group.rank in wanted) < len(wanted):
             self.stand_ins[op] = self.stand_ins.get(op, 0) + 1
 
         def settle() -> None:
@@ -129,19 +161,11 @@ class Exchange:
                 why = f"{op} on {group.backend} group '{group.name}'"
                 packed = self.peers.want(f"{key}/{place}/{to}", group.ranks[place], why)
                 gave[place] = [_unpacked(value) for value in pickle.loads(packed)]
-            self._leave(
-                outputs,
-                outcome(
-                    op,
-                    group.rank,
-                    len(group.ranks),
-                    peer,
-                    reduction,
-                    lambda rank: gave.get(rank, given),
-                    outputs,
-                    even,
-                ),
-            )
+
+            def giver(place: int) -> Values:
+                return gave.get(place, given)
+
+            self._leave(outputs, outcome(op, group.rank, len(group.ranks), peer, reduction, giver, outputs))
 
         if asked:
             # Until it has settled, what this rank will hold is not known.
@@ -155,8 +179,10 @@ class Exchange:
         if self.peers is None:
             return []
         others = [place for place in wanted if place != group.rank]
-        one = op in FROM_ONE
-        if (one and (host or exact)) or (not one and host and len(group.ranks) <= EXACT_GROUP):
+        if op in FROM_ONE:
+            if host or exact:
+                return others
+        elif self._meets_all(group, op, host, exact) or (exact and self._is_together(group)):
             return others
         if group.ranks[group.rank] not in self.peers.chosen:
             return []
@@ -165,23 +191,32 @@ class Exchange:
     def _gives(self, group: Communicator, op: str, peer: int, host: bool, exact: bool) -> bool:
         if self.peers is None or op in ("recv", "barrier") or len(group.ranks) == 1:
             return False
+        if op in TO_MANY and group.rank != peer:
+            return False
         if op in TO_MANY or op == "send":
-            if op in TO_MANY and group.rank != peer:
-                return False
             if host or exact:
                 return True
-        elif host and len(group.ranks) <= EXACT_GROUP:
-            return True
+        elif exact and len(group.ranks) <= EXACT_GROUP:
+            return True  # somebody may know already that all are emulated
         return group.ranks[group.rank] in self.peers.chosen and len(self.peers.chosen) > 1
+
+    def _meets_all(self, group: Communicator, op: str, host: bool, exact: bool) -> bool:
+        """Does every rank of the group come to know every other's values in this call?"""
+        several = op not in (*FROM_ONE, "send", "barrier")
+        return self.peers is not None and several and host and exact and 1 < len(group.ranks) <= EXACT_GROUP
+
+    def _is_together(self, group: Communicator) -> bool:
+        return any(met.issuperset(group.ranks) for met in self._together)
 
     # ---- values in and out of tensors ----
     def _value(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        most = MOST_FLOATS if tensor.is_floating_point() else MOST_INTEGERS
+        if tensor.numel() > most and not _carries_objects():
+            return None
         with torch.no_grad():
-            if tensor.is_cuda:
-                value = self.native.host_value(tensor)
-                assert value is None or isinstance(value, torch.Tensor)
-                return value
-            return tensor.detach().clone()
+            value = self.native.host_value(tensor) if tensor.is_cuda else tensor.detach()
+            # A copy: a shadow may go, and a tensor be written to, before the others' values have come.
+            return None if value is None else value.clone(memory_format=torch.contiguous_format)
 
     def _leave(self, outputs: list[torch.Tensor], values: Values) -> None:
         known: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -200,15 +235,10 @@ class Exchange:
                 self.native.remember_parts([output for output, _ in known], [value for _, value in known])
 
 
-def _identity(group: Communicator) -> str:
-    ranks = hashlib.sha256(",".join(map(str, group.ranks)).encode()).hexdigest()[:12]
-    return f"{group.backend}/{group.name}/{ranks}"
-
-
 def _packed(value: torch.Tensor | None) -> tuple[str, tuple[int, ...], bytes] | None:
     if value is None:
         return None
-    plain = value.detach().contiguous()
+    plain = value.detach().clone(memory_format=torch.contiguous_format)
     return (
         str(plain.dtype).removeprefix("torch."),
         tuple(plain.shape),

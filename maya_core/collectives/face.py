@@ -13,9 +13,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from maya_core.collectives import stores
+from maya_core.collectives import scale, stores
 from maya_core.collectives.exchange import Exchange, carrying_objects
 from maya_core.device.patches import Patches
+from maya_core.errors import MayaError
 
 # Collectives of Python objects: pickled into tensors on the group's device, and read by the host on arrival.
 OBJECT_COLLECTIVES = (
@@ -26,6 +27,9 @@ OBJECT_COLLECTIVES = (
     "scatter_object_list",
     "send_object_list",
 )
+
+# What a program must call to use memory that GPUs share, before it can do anything with it.
+SYMMETRIC_MEMORY = ("empty_strided_p2p", "get_mempool_allocator", "rendezvous", "set_backend")
 
 
 def put_on(
@@ -40,10 +44,18 @@ def put_on(
     patches.on_undo(functools.partial(native.set_collectives, None))
     patches.on_undo(_forget_groups)
     _process_groups(native, patches)
+    scale.put_on(patches)
     _stores(keys, patches)
     for name in OBJECT_COLLECTIVES:
         _both(patches, name, _carrying_objects(native, getattr(c10d, name)))
-    _both(patches, "init_process_group", _noting_world(c10d.init_process_group, on_world))
+    # The same by hand: an optimizer's shards, on their way to the rank that saves them.
+    patches.when_imported(
+        "torch.distributed.optim.zero_redundancy_optimizer",
+        lambda zero: patches.set(zero, "_broadcast_object", _carrying_objects(native, zero._broadcast_object)),
+    )
+    for name in SYMMETRIC_MEMORY:
+        patches.set(torch._C._distributed_c10d._SymmetricMemory, name, functools.partial(_no_symmetric_memory, name))
+    _both(patches, "init_process_group", _noting_world(c10d.init_process_group, exchange, on_world))
 
 
 def _both(patches: Patches, name: str, value: Any) -> None:
@@ -87,9 +99,19 @@ def _carrying_objects(native: ModuleType, original: Callable[..., Any]) -> Calla
     return emulated
 
 
-def _noting_world(original: Callable[..., Any], on_world: Callable[[int, int], None]) -> Callable[..., Any]:
+def _no_symmetric_memory(name: str, *args: Any, **kwargs: Any) -> None:
+    raise MayaError(
+        f"symmetric memory is not emulated ({name}): what goes through it would not be seen.",
+        "Switch off what uses it: async tensor parallelism, or collectives of torch.ops.symm_mem.",
+    )
+
+
+def _noting_world(
+    original: Callable[..., Any], exchange: Exchange, on_world: Callable[[int, int], None]
+) -> Callable[..., Any]:
     @functools.wraps(original)
     def emulated(*args: Any, **kwargs: Any) -> Any:
+        exchange.worlds += 1
         result = original(*args, **kwargs)
         on_world(dist.get_rank(), dist.get_world_size())
         return result

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch.distributed as dist
 
@@ -21,7 +23,7 @@ class Keys(Protocol):
     def append(self, key: str, value: bytes) -> None: ...
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes: ...
     def delete(self, key: str) -> bool: ...
-    def count(self) -> int: ...
+    def count(self, prefix: str) -> int: ...
 
 
 class LocalKeys:
@@ -56,8 +58,8 @@ class LocalKeys:
     def delete(self, key: str) -> bool:
         return self._keys.pop(key, None) is not None
 
-    def count(self) -> int:
-        return len(self._keys)
+    def count(self, prefix: str) -> int:
+        return sum(key.startswith(prefix) for key in self._keys)
 
 
 def _nobody_sets(key: str) -> bytes:
@@ -67,44 +69,66 @@ def _nobody_sets(key: str) -> bytes:
     )
 
 
+FIRST_FREE_PORT = 40_000  # where a program leaves the port to us
+
+# A wait that the program limits to less than this is left to run out; others end when nobody can set the key any more.
+SHORT = timedelta(minutes=1)
+POLL_S = 0.02
+
+
 class EmulatedStore(dist.Store):
-    """In place of TCPStore and FileStore."""
+    """In place of TCPStore and FileStore. Stores of one name share their keys, whichever rank asks."""
 
     keys: Keys  # set on the class while the emulation is on
     alive: list[EmulatedStore] = []  # C++ holds stores without holding their Python half
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, name: str, timeout: timedelta | None) -> None:
         super().__init__()
-        self._timeout = kwargs.get("timeout") or timedelta(minutes=30)
+        self._name = name
+        self._timeout = timeout or timedelta(minutes=5)
         EmulatedStore.alive.append(self)
 
     def set(self, key: str, value: str | bytes) -> None:
-        self.keys.set(key, _bytes(value))
+        self.keys.set(self._own(key), _bytes(value))
 
     def get(self, key: str) -> bytes:
-        return self.keys.get(key)
+        self.wait([key])
+        return self.keys.get(self._own(key))
 
     def add(self, key: str, amount: int) -> int:
-        return self.keys.add(key, amount)
+        return self.keys.add(self._own(key), amount)
 
     def append(self, key: str, value: str | bytes) -> None:
-        self.keys.append(key, _bytes(value))
+        self.keys.append(self._own(key), _bytes(value))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        return self.keys.compare_set(key, _bytes(expected), _bytes(desired))
+        return self.keys.compare_set(self._own(key), _bytes(expected), _bytes(desired))
 
     def check(self, keys: list[str]) -> bool:
-        return all(self.keys.known(key) for key in keys)
+        return all(self.keys.known(self._own(key)) for key in keys)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        for key in keys:
-            self.keys.get(key)
+        limit = timeout or self._timeout
+        if limit >= SHORT:
+            for key in keys:
+                self.keys.get(self._own(key))
+            return
+        deadline = time.monotonic() + limit.total_seconds()
+        while not self.check(keys):
+            if time.monotonic() > deadline:
+                missing = [key for key in keys if not self.check([key])]
+                raise dist.DistStoreError(f"wait timeout after {limit}, keys: {', '.join(missing)}")
+            time.sleep(POLL_S)
 
     def delete_key(self, key: str) -> bool:
-        return self.keys.delete(key)
+        return self.keys.delete(self._own(key))
 
     def num_keys(self) -> int:
-        return self.keys.count()
+        return self.keys.count(self._own(""))
+
+    # What PrefixStore, in C++, knows these two by.
+    deleteKey = delete_key
+    getNumKeys = num_keys
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         return [self.get(key) for key in keys]
@@ -126,18 +150,38 @@ class EmulatedStore(dist.Store):
     def timeout(self) -> timedelta:
         return self._timeout
 
+    def _own(self, key: str) -> str:
+        return f"{self._name}/{key}"
+
 
 class TCPStore(EmulatedStore):
-    def __init__(self, host_name: str = "localhost", port: int = 0, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        host_name: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        timeout: timedelta | None = None,
+        wait_for_workers: bool = True,
+        multi_tenant: bool = False,
+        master_listen_fd: int | None = None,
+        use_libuv: bool = True,
+    ) -> None:
         self.host = host_name
-        self.port = port
+        self.port = port or FIRST_FREE_PORT + self.keys.add("ports", 1)
+        self.libuvBackend = use_libuv
+        super().__init__(f"port {self.port}", timeout)  # hosts go by many names
+
+    def num_keys(self) -> int:
+        return super().num_keys() + 1  # its own, by which workers are counted
+
+    getNumKeys = num_keys
 
 
 class FileStore(EmulatedStore):
-    def __init__(self, file_name: str = "", *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, file_name: str, world_size: int = -1) -> None:
         self.path = file_name
+        super().__init__(os.path.abspath(file_name), None)
 
 
 def _bytes(value: str | bytes) -> bytes:

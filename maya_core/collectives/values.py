@@ -21,11 +21,16 @@ def sources(op: str, me: int, size: int, peer: int) -> range:
     return range(size)
 
 
-def outcome(
-    op: str, me: int, size: int, peer: int, reduction: str, gave: Giver, outputs: list[torch.Tensor], even: bool
-) -> Values:
-    """The new value of each output. `even`: all_to_all in equal parts; of uneven ones the others' splits are
-    not known here."""
+def split(value: Value, sizes: list[int], ranks: int) -> Values:
+    """The input of an all_to_all in the parts that are for each rank: of these sizes, in elements, or equal ones."""
+    if value is None:
+        return [None] * ranks
+    flat = value.reshape(-1)
+    return list(flat.split(sizes) if sizes else flat.reshape(ranks, -1).unbind())
+
+
+def outcome(op: str, me: int, size: int, peer: int, reduction: str, gave: Giver, outputs: list[torch.Tensor]) -> Values:
+    """The new value of each output. Of an all_to_all, ranks give one part for each rank."""
     match op:
         case "broadcast" | "recv":
             return _like(gave(peer), outputs)
@@ -45,12 +50,8 @@ def outcome(
             return [_reduced([_piece(_part(gave(rank), 0), me, size) for rank in range(size)], reduction)]
         case "all_to_all":
             # A rank that does as this one does sends as much to this one as it gets from it: loads stay balanced.
-            place = [rank if gave(rank) is gave(me) else me for rank in range(size)]
-            if len(outputs) == size and size > 1:
-                return [_part(gave(rank), place[rank]) for rank in range(size)]
-            if even:
-                return [_joined([_piece(_part(gave(rank), 0), place[rank], size) for rank in range(size)])]
-            return [None]
+            parts = [_part(gave(rank), rank if gave(rank) is gave(me) else me) for rank in range(size)]
+            return parts if len(outputs) == size else [_joined(parts)]
     return [None] * len(outputs)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +21,8 @@ from maya_core.collectives.stores import LocalKeys
 
 Who = tuple[int, int]  # process and thread
 POLLS = 20  # a process that has asked so often for a store key that is not there is waiting for it
+POLLING_S = 2.0  # and one that asks for so long needs a rank that sets it
+MOST_RANKS = 64  # to be started for the sake of a store key
 
 
 class Stuck(Exception):
@@ -29,6 +32,7 @@ class Stuck(Exception):
 class Wait(NamedTuple):
     what: str
     there: Callable[[], bool]  # it has come, and the thread is about to go on
+    from_anyone: bool  # which rank it comes from is not known
 
 
 @dataclass
@@ -39,10 +43,15 @@ class Member:
     waits: dict[int, Wait] = field(default_factory=dict)  # by thread
     idle: bool = False  # waits for its own children
     polls: int = 0  # questions about store keys in a row that told it nothing new
+    polling_since: float = 0.0
 
     @property
     def active(self) -> bool:
         return not self.idle and all(wait.there() for wait in self.waits.values())
+
+    @property
+    def working(self) -> bool:
+        return self.active and self.polls < POLLS
 
 
 class Coordinator:
@@ -58,6 +67,7 @@ class Coordinator:
         self._members: dict[int, Member] = {}  # by process
         self._connections: Counter[int] = Counter()  # open ones, by process
         self._process_of: dict[int, int] = {}  # by rank
+        self._world = 0  # how many ranks there are
         self._known: set[int] = set()  # ranks queued, running or ended
         self._queued: list[int] = []
         self._starting = 0  # handed out, not yet heard of
@@ -131,6 +141,7 @@ class Coordinator:
     def on_world(self, who: Who, world_size: int) -> None:
         """That process starts the ranks of the job."""
         with self._changed:
+            self._world = world_size
             for rank in self._chosen or (0,):
                 if rank < world_size:
                     self._need(rank)
@@ -138,8 +149,7 @@ class Coordinator:
     def on_next(self, who: Who, limit: int) -> tuple[int | None, bool]:
         """A rank to start now, if fewer than `limit` processes are at work; and whether there are any to start later."""
         with self._changed:
-            working = [member for member in self._members.values() if member.active and member.polls < POLLS]
-            at_work = len(working) + self._starting
+            at_work = sum(member.working for member in self._members.values()) + self._starting
             if not self._queued or at_work >= limit:
                 return None, bool(self._queued)
             self._starting += 1
@@ -183,12 +193,12 @@ class Coordinator:
         with self._changed:
             if method == "get":
                 key = arguments[0]
-                self._wait(who, lambda: self._keys.known(key), f"the store key '{key}'", lambda: False)
+                self._wait(who, lambda: self._keys.known(key), f"the store key '{key}'", lambda: False, True)
             result = getattr(self._keys, method)(*arguments)
-            polled = (method == "known" and not result) or (method == "add" and not arguments[1])
-            member = self._members[who[0]]
-            member.polls = member.polls + 1 if polled else 0
-            if not polled:
+            if (method == "known" and not result) or (method == "add" and not arguments[1]):
+                self._polled(self._members[who[0]])
+            else:
+                self._members[who[0]].polls = 0
                 self._changed.notify_all()
             return result
 
@@ -206,11 +216,34 @@ class Coordinator:
             self._queued.append(rank)
             self._changed.notify_all()
 
-    def _wait(self, who: Who, there: Callable[[], bool], what: str, hopeless: Callable[[], bool]) -> None:
+    def _need_another(self) -> bool:
+        """Any rank may set a store key: the next is started, if there is one."""
+        rank = next((rank for rank in range(self._world) if rank not in self._known), None)
+        if rank is None or len(self._known) >= MOST_RANKS:
+            return False
+        self._need(rank)
+        return True
+
+    def _polled(self, member: Member) -> None:
+        now = time.monotonic()
+        member.polling_since = member.polling_since if member.polls else now
+        member.polls += 1
+        nobody_else = not self._queued and not self._starting and not any(one.working for one in self._members.values())
+        if nobody_else and now - member.polling_since > POLLING_S and self._need_another():
+            member.polls = 0
+
+    def _wait(
+        self,
+        who: Who,
+        there: Callable[[], bool],
+        what: str,
+        hopeless: Callable[[], bool],
+        from_anyone: bool = False,
+    ) -> None:
         process, thread = who
         member = self._members[process]
         while not there():
-            member.waits[thread] = Wait(what, there)
+            member.waits[thread] = Wait(what, there, from_anyone)
             self._check()
             try:
                 if self._stuck or hopeless():
@@ -226,6 +259,8 @@ class Coordinator:
         someone_waits = any(member.waits for member in members)
         someone_works = bool(self._queued or self._starting) or any(member.active for member in members)
         if self._stuck is None and someone_waits and not someone_works:
+            if any(wait.from_anyone for member in members for wait in member.waits.values()) and self._need_another():
+                return
             self._stuck = "; ".join(
                 f"{'rank ' + str(member.rank) if member.rank is not None else 'a process'} waits for {wait.what}"
                 for member in members

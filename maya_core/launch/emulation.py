@@ -159,7 +159,9 @@ class emulate:
         find_gpu(gpu)
         world = World(nodes or 1, gpus if nodes else 1)
         if not 0 <= rank < world.size:
-            raise MayaError(f"rank={rank}: the world has {world.size} ranks.", "Give nodes=, gpus= and a rank of theirs.")
+            raise MayaError(
+                f"rank={rank}: the world has {world.size} ranks.", "Give nodes=, gpus= and a rank of theirs."
+            )
         if gpus < 1 or gpus > 64:
             raise MayaError(
                 f"gpus={gpus} cannot be emulated in one process.", "Give a number from 1 to 64: the GPUs of one node."

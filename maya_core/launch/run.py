@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -65,6 +65,9 @@ class EmulatedTarget:
         except Exception:
             emulated.failed = True
             raise
+        except SystemExit as error:  # mp.spawn ends a child so, whose function raised
+            emulated.failed = bool(error.code)
+            raise
         finally:
             emulated.finish()
 

@@ -108,6 +108,10 @@ def put_on(native: ModuleType, gpu: Gpu, gpus: int, patches: Patches) -> None:
         patches.set(cuda, "default_generators", tuple(native.default_generator(i) for i in range(gpus)))
         os.register_at_fork(after_in_child=lambda: forked.update(in_child_of_user=True))
 
+    def set_device(device: int) -> None:
+        cuda._lazy_init()  # as torch's own does; FakeTensor takes device 0 for the current one until then
+        native.set_device(device)
+
     def record_history(
         enabled: str | None, context: str | None = "all", stacks: str = "all", max_entries: int = sys.maxsize, *_: Any
     ) -> None:
@@ -139,7 +143,7 @@ def put_on(native: ModuleType, gpu: Gpu, gpus: int, patches: Patches) -> None:
         "_cuda_isInBadFork": lambda: forked["in_child_of_user"],
         "_cuda_getDeviceCount": native.device_count,
         "_cuda_getDevice": native.get_device,
-        "_cuda_setDevice": native.set_device,
+        "_cuda_setDevice": set_device,
         "_cuda_exchangeDevice": native.exchange_device,
         "_cuda_maybeExchangeDevice": native.exchange_device,
         "_cuda_canDeviceAccessPeer": lambda device, peer: device != peer,
@@ -213,6 +217,13 @@ def put_on(native: ModuleType, gpu: Gpu, gpus: int, patches: Patches) -> None:
     tensors.put_on(native, patches)
     comm.put_on(patches)
     nvml.put_on(native, gpu, gpus, patches)
+    patches.on_undo(_forget_fake_results)
+
+
+def _forget_fake_results() -> None:
+    """FakeTensor keeps what calls gave, on the device that was current then."""
+    if fake := sys.modules.get("torch._subclasses.fake_tensor"):
+        fake.FakeTensorMode.cache_clear()
 
 
 def allocator_conf() -> str:

@@ -36,6 +36,8 @@ class Tensor(NamedTuple):
 
     @property
     def is_contiguous(self) -> bool:
+        if self.numel == 0:
+            return True
         expected = 1
         for size, stride in zip(reversed(self.sizes), reversed(self.strides), strict=True):
             if size != 1 and stride != expected:
@@ -46,6 +48,8 @@ class Tensor(NamedTuple):
     @property
     def is_dense(self) -> bool:
         """Non-overlapping and dense: a permutation of a contiguous tensor."""
+        if self.numel == 0:
+            return True
         expected = 1
         for stride, size in sorted(zip(self.strides, self.sizes, strict=True)):
             if size != 1:

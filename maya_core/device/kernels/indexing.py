@@ -90,15 +90,18 @@ def embedding_bag_backward(call: Call) -> Work:
 
 @kernel("cat")
 def cat(call: Call) -> Work:
-    tensors = [t for t in tensors_in(call.arguments[0]) if t.numel > 0]
-    result = call.results[0]
+    return Work(launches=cat_launches(list(tensors_in(call.arguments[0])), call.results[0]))
+
+
+def cat_launches(tensors: list[Tensor], result: Tensor) -> int:
+    tensors = [tensor for tensor in tensors if tensor.numel > 0]
     batched = (
         len(tensors) > 1
         and len(result.sizes) <= 4
         and result.numel <= INT32_MAX
-        and all(t.dtype == result.dtype for t in tensors)
+        and all(tensor.dtype == result.dtype for tensor in tensors)
     )
-    return Work(launches=-(-len(tensors) // 128) if batched else len(tensors))
+    return -(-len(tensors) // 128) if batched else len(tensors)
 
 
 def _broadcast(indices: list[Tensor]) -> list[Tensor]:

@@ -162,3 +162,23 @@ def batch_norm_backward(call: Call) -> Work:
     _add_shared_statistics(work, source, 2)
     work.launches += int(mask[0])
     return work.out(*outputs)
+
+
+@kernel("batch_norm_stats")
+def batch_norm_stats(call: Call) -> Work:
+    return _synchronized(call, 4)
+
+
+@kernel("batch_norm_backward_reduce")
+def batch_norm_backward_reduce(call: Call) -> Work:
+    return _synchronized(call, 2)
+
+
+def _synchronized(call: Call, values: int) -> Work:
+    """What SyncBatchNorm reduces on its own rank."""
+    source: Tensor = call["input"]
+    if not _by_channels_last_kernels(source):
+        return Work()
+    work = Work(launches=0).out(*range(len(call.results)))
+    _add_shared_statistics(work, source, values)
+    return work

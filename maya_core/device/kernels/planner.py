@@ -14,6 +14,7 @@ from maya_core.device.kernels import (  # noqa: F401  they register their rules
     matmul,
     normalization,
     reductions,
+    shards,
     sorting,
     table,
 )

@@ -342,13 +342,16 @@ PyObject* call_module(PyObject*, PyObject* args, PyObject* kwargs) {
   leave_module();
   return result;
 }
-PyMethodDef call_module_definition = {"__call__", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&call_module)), METH_VARARGS | METH_KEYWORDS, nullptr};
+// Binds to its instance as a Python function does, and is itself when asked of the class: who patches nn.Module.__call__
+// for a while (torch.fx does) puts back what it got there.
+PyObject* bind_module_call(PyObject* self, PyObject* instance, PyObject*) { return instance ? PyMethod_New(self, instance) : Py_NewRef(self); }
+PyType_Slot module_call_slots[] = {{Py_tp_call, reinterpret_cast<void*>(&call_module)}, {Py_tp_descr_get, reinterpret_cast<void*>(&bind_module_call)}, {0, nullptr}};
+PyType_Spec module_call_spec = {"maya_native.ModuleCall", sizeof(PyObject), 0, Py_TPFLAGS_DEFAULT, module_call_slots};
 
-// A function that binds to its instance as a Python function does.
 py::object recorded_module_call(py::object original, py::object name_tree) {
   module_numbers() = {{}, std::move(original), std::move(name_tree)};
-  auto function = py::reinterpret_steal<py::object>(PyCFunction_New(&call_module_definition, nullptr));
-  return py::reinterpret_steal<py::object>(PyInstanceMethod_New(function.ptr()));
+  static auto* type = PyType_FromSpec(&module_call_spec);
+  return py::reinterpret_steal<py::object>(PyObject_CallNoArgs(type));
 }
 
 py::object current_stream_data(int device, c10::StreamId stream) { return py::make_tuple(stream, device, int(c10::DeviceType::CUDA)); }
@@ -403,6 +406,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("memory_fraction", [](int device) { return allocator(device).memory_fraction(); });
   m.def("record_memory_history", &record_memory_history);
   m.def("clear_blas_workspaces", &clear_blas_workspaces);
+  m.def("is_made_up", &is_made_up);
   m.def("storage_resize", [](c10::Storage storage, int64_t bytes) { resize_storage(storage.unsafeGetStorageImpl(), bytes); });
   m.def("raw_alloc", [](int64_t bytes, uint64_t stream) {
     const int device = current_device();

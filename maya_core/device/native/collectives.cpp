@@ -78,6 +78,9 @@ const char* reduction_name(const c10d::ReduceOp& op) {
   }
 }
 
+// What a group of one rank copies, without NCCL.
+bool copied_alone(const std::string& op) { return op.starts_with("reduce_scatter") || op == "gather" || op == "scatter"; }
+
 bool same_sizes(const Tensors& tensors) {
   return std::all_of(tensors.begin(), tensors.end(), [&](const Tensor& one) { return one.is_same_size(tensors[0]); });
 }
@@ -88,7 +91,7 @@ Tensor stacked_like(const Tensors& tensors) {
   return at::empty(sizes, tensors[0].options());
 }
 
-// Tensors in flight. Let go when the work is waited for, or by the next call if nobody waits.
+// Tensors in flight. Let go when the work is waited for, or by the next call once nobody can wait any more.
 using Shelf = std::vector<Tensor>;
 
 struct Work final : c10d::Work {
@@ -114,6 +117,11 @@ struct Work final : c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
     settle_values();
     return future;
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override {
+    auto result = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
+    result->markCompleted(c10::IValue(int64_t(c10d::WorkResult::SUCCESS)));
+    return result;
   }
   void settle_values() {
     auto settle = std::exchange(settle_, {});
@@ -159,6 +167,8 @@ class Communicator : public c10d::Backend {
   bool supportsCoalescing() const override { return !host_only(); }
   void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
   void setSequenceNumberForGroup() override {}
+  void waitForPendingWorks() override {}
+  void enableCollectivesTiming() override {}
   uint64_t getSequenceNumberForGroup() override { return collectives_; }
   c10d::ErrorType getError() override { return c10d::ErrorType::SUCCESS; }
   void eagerConnectSingleDevice(at::Device device) override {
@@ -212,10 +222,8 @@ class Communicator : public c10d::Backend {
       return end_coalescing(OpType::ALLGATHER);
     }
     input = input.contiguous();
-    auto flat = stacked_like(to);
-    return collective(OpType::ALLGATHER, gathered("all_gather", input, to), {input}, to, o.asyncOp, {}, flat, [&] {
-      for (size_t i = 0; i < to.size(); i++) to[i].copy_(flat[i], true);
-    });
+    Flat flat{stacked_like(to), /*of_outputs=*/true};
+    return collective(OpType::ALLGATHER, gathered("all_gather", input, to), {input}, to, o.asyncOp, &flat);
   }
   WorkPtr _allgather_base(Tensor& output, Tensor& input, const c10d::AllgatherOptions& o) override {
     check(input), check(output);
@@ -251,10 +259,8 @@ class Communicator : public c10d::Backend {
       }
       return end_coalescing(OpType::REDUCE_SCATTER);
     }
-    auto flat = stacked_like(from);
-    return collective(OpType::REDUCE_SCATTER, made, from, {output}, o.asyncOp, [&] {
-      for (size_t i = 0; i < from.size(); i++) flat[i].copy_(from[i], true);
-    }, flat);
+    Flat flat{stacked_like(from), /*of_outputs=*/false};
+    return collective(OpType::REDUCE_SCATTER, made, from, {output}, o.asyncOp, &flat);
   }
   WorkPtr _reduce_scatter_base(Tensor& output, Tensor& input, const c10d::ReduceScatterOptions& o) override {
     TORCH_CHECK_TYPE(input.dtype() == output.dtype(), "input tensor must be the same type as the output tensor.");
@@ -295,7 +301,9 @@ class Communicator : public c10d::Backend {
                       "ProcessGroup::gather: the root needs one output tensor per rank, the others none");
     auto made = call("gather", input, o.rootRank);
     made.elements_out = root ? elements(outputs[0]) : 0;
-    return collective(OpType::GATHER, made, {input}, root ? outputs[0] : Tensors(), o.asyncOp);
+    auto work = collective(OpType::GATHER, made, {input}, root ? outputs[0] : Tensors(), o.asyncOp);
+    if (root && !host_only()) outputs[0][getRank()].copy_(input);  // the root's own part is a copy on the current stream
+    return work;
   }
   WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& o) override {
     auto output = one(outputs);
@@ -304,7 +312,9 @@ class Communicator : public c10d::Backend {
                       "ProcessGroup::scatter: the root needs one input tensor per rank, the others none");
     auto made = call("scatter", output, o.rootRank);
     made.elements_in = root ? elements(inputs[0]) : 0;
-    return collective(OpType::SCATTER, made, root ? inputs[0] : Tensors(), {output}, o.asyncOp);
+    auto work = collective(OpType::SCATTER, made, root ? inputs[0] : Tensors(), {output}, o.asyncOp);
+    if (root && !host_only()) output.copy_(inputs[0][getRank()]);
+    return work;
   }
   WorkPtr barrier(const c10d::BarrierOptions& o) override {
     if (host_only()) return collective(OpType::BARRIER, call("barrier", Tensor()), {}, {}, o.asyncOp);
@@ -343,6 +353,7 @@ class Communicator : public c10d::Backend {
     std::optional<c10::Stream> stream;
     int device = -1;
     bool async = false;
+    bool holds_group = false;  // only a group that has its own begin, end and work
     Shelf shelf;
     std::vector<CollectiveSide::Settle> settle;
     std::vector<std::function<CollectiveSide::Settle()>> receives;  // asked for once every send is out
@@ -357,8 +368,18 @@ class Communicator : public c10d::Backend {
     return ranks;
   }
   uint32_t number() {
-    if (!number_) number_ = python().communicator(options_->backend, options_->group_name.empty() ? getGroupUid() : options_->group_name, global_ranks(), getRank());
+    if (!number_) number_ = python().communicator(options_->backend, group_name(), global_ranks(), getRank());
     return *number_;
+  }
+  const std::string& group_name() const { return options_->group_name.empty() ? getGroupUid() : options_->group_name; }
+  uint32_t pair_number(const std::string& pair, int peer) {
+    auto [found, inserted] = pairs_.try_emplace(pair, 0);
+    if (inserted) {
+      const auto all = global_ranks();
+      const std::vector<int64_t> ranks{all[std::min(getRank(), peer)], all[std::max(getRank(), peer)]};
+      found->second = python().communicator(options_->backend, group_name() + ":" + pair, ranks, getRank() > peer);
+    }
+    return found->second;
   }
   Channel& channel(const std::string& key, int device) {
     std::lock_guard lock(mutex_);
@@ -427,20 +448,29 @@ class Communicator : public c10d::Backend {
 
   // Values: known at once for a blocking call, when it is waited for otherwise.
   CollectiveSide::Settle values(const CollectiveCall& made, int64_t sequence, const Tensors& inputs, const Tensors& outputs) {
-    const bool worth = std::any_of(inputs.begin(), inputs.end(), exchanged) || std::any_of(outputs.begin(), outputs.end(), exchanged);
+    // How much an uneven exchange gives and takes differs by rank: what is done with it must not.
+    const bool uneven = !made.splits_in.empty() && c10::isIntegralType(inputs[0].scalar_type(), true);
+    const bool worth = uneven || std::any_of(inputs.begin(), inputs.end(), exchanged) || std::any_of(outputs.begin(), outputs.end(), exchanged);
     if (worth) return python().exchange(made, sequence, inputs, outputs);
     for (const auto& output : outputs) if (output.defined() && output.is_cuda()) forget(output);
     return {};
   }
 
-  void let_go() {  // what nobody waited for: the watchdog of ProcessGroupNCCL sees it done by the next call
+  // What nobody will wait for: the watchdog of ProcessGroupNCCL has seen it done, and the next call lets go of it.
+  void let_go() {
+    std::vector<std::shared_ptr<Shelf>> done;  // destroyed without the lock: tensors may hold Python objects
     std::lock_guard lock(mutex_);
-    for (auto& shelf : in_flight_) shelf->clear();
-    in_flight_.clear();
+    for (auto& shelf : in_flight_) if (shelf.use_count() == 1 || shelf->empty()) done.push_back(std::move(shelf));
+    std::erase(in_flight_, nullptr);
   }
 
-  WorkPtr collective(OpType op, CollectiveCall made, Tensors inputs, Tensors outputs, bool async, const std::function<void()>& before = {},
-                     const Tensor& flat = {}, const std::function<void()>& after = {}) {
+  // A list of tensors goes through one that holds them all, copied on the communicator's side.
+  struct Flat {
+    Tensor tensor;
+    bool of_outputs;
+  };
+
+  WorkPtr collective(OpType op, CollectiveCall made, Tensors inputs, Tensors outputs, bool async, const Flat* flat = nullptr) {
     const Tensor& any = inputs.empty() || !inputs[0].defined() ? (outputs.empty() ? Tensor() : outputs[0]) : inputs[0];
     const int64_t sequence = collectives_++;
     if (!any.defined() || !any.is_cuda()) return on_host(op, made, sequence, inputs, outputs);
@@ -454,18 +484,20 @@ class Communicator : public c10d::Backend {
     }
     auto work = c10::make_intrusive<Work>(getRank(), op, sequence);
     work->device = device;
-    work->outputs = outputs;
+    const Tensors given = flat && !flat->of_outputs ? Tensors{flat->tensor} : inputs;
+    work->outputs = flat && flat->of_outputs ? Tensors{flat->tensor} : outputs;
     auto& shelf = coalescing_ ? coalescing_->shelf : *work->shelf;
     if (async) {
-      shelf.insert(shelf.end(), inputs.begin(), inputs.end());
-      shelf.insert(shelf.end(), outputs.begin(), outputs.end());
-      if (flat.defined()) shelf.push_back(flat);
+      shelf.insert(shelf.end(), given.begin(), given.end());
+      shelf.insert(shelf.end(), work->outputs.begin(), work->outputs.end());
+      if (flat) for (const auto& tensor : flat->of_outputs ? outputs : inputs) shelf.push_back(tensor);
     }
     c10::StreamGuard on_stream(stream);
-    if (before) before();
+    if (flat && !flat->of_outputs) for (size_t i = 0; i < inputs.size(); i++) flat->tensor[i].copy_(inputs[i], true);
     join_group(stream, device, async);
-    record(made, device, stream.id(), sequence);
-    if (after) after();
+    if (getSize() > 1 || !copied_alone(made.op)) record(made, device, stream.id(), sequence);
+    else if (made.op.starts_with("reduce_scatter")) outputs[0].flatten().copy_(given[0].flatten(), true);
+    if (flat && flat->of_outputs) for (size_t i = 0; i < outputs.size(); i++) outputs[i].copy_(flat->tensor[i], true);
     auto settle = values(made, sequence, inputs, outputs);
     if (coalescing_) {
       if (settle) coalescing_->settle.push_back(std::move(settle));
@@ -473,6 +505,7 @@ class Communicator : public c10d::Backend {
       return async ? work : nullptr;
     }
     if (!async) {
+      let_go();
       if (settle) settle();
       return nullptr;
     }
@@ -493,15 +526,18 @@ class Communicator : public c10d::Backend {
       for (size_t i = 0; i < inputs.size(); i++) last = collective(OpType::COALESCED, make_call(inputs[i], outputs[i]), {inputs[i]}, {outputs[i]}, async);
       return last;
     }
-    const bool outer = coalescing_.has_value();
-    if (!outer) startCoalescing();
+    auto around = std::exchange(coalescing_, Coalescing{});
     for (size_t i = 0; i < inputs.size(); i++) collective(OpType::COALESCED, make_call(inputs[i], outputs[i]), {inputs[i]}, {outputs[i]}, async);
-    if (outer) return nullptr;
-    auto work = end_coalescing(OpType::COALESCED);
-    if (work) {
-      static_cast<Work&>(*work).outputs = outputs;
-      static_cast<Work&>(*work).complete();
+    const auto stream = coalescing_->stream;
+    const int device = coalescing_->device;
+    auto work = end_coalescing(OpType::COALESCED, outputs);
+    if (around && !around->stream) {
+      around->stream = stream;
+      around->device = device;
+      around->async = async;
+      around->holds_group = true;
     }
+    coalescing_ = std::move(around);
     return work;
   }
 
@@ -514,11 +550,12 @@ class Communicator : public c10d::Backend {
     recorder().add(EventKind::GroupBegin, device, stream.id(), number());
   }
 
-  WorkPtr end_coalescing(OpType op) {
+  WorkPtr end_coalescing(OpType op, Tensors outputs = {}) {
     auto group = std::exchange(coalescing_, std::nullopt);
     if (!group || !group->stream) return nullptr;
-    recorder().add(EventKind::GroupEnd, group->device, group->stream->id(), number());
+    if (!group->holds_group) recorder().add(EventKind::GroupEnd, group->device, group->stream->id(), number());
     for (auto& receive : group->receives) if (auto settle = receive()) group->settle.push_back(std::move(settle));
+    if (!group->holds_group) let_go();
     if (!group->async) {
       for (auto& settle : group->settle) settle();
       return nullptr;
@@ -527,10 +564,10 @@ class Communicator : public c10d::Backend {
     work->device = group->device;
     *work->shelf = std::move(group->shelf);
     work->settle_ = std::move(group->settle);
+    work->outputs = std::move(outputs);
     c10::StreamGuard on_stream(*group->stream);
     work->end.record(*group->stream);
     work->complete();
-    let_go();
     std::lock_guard lock(mutex_);
     in_flight_.push_back(work->shelf);
     return work;
@@ -554,17 +591,21 @@ class Communicator : public c10d::Backend {
     TORCH_CHECK_VALUE(peer >= 0 && peer < getSize(), "Invalid rank ", peer, " for a group of ", getSize());
     auto made = call(name, tensor, peer);
     const bool sending = op == OpType::SEND;
+    // Outside a batch, a communicator connected lazily makes one more for each pair of ranks.
+    const bool paired = !host_only() && !eager_ && !coalescing_ && group_depth_ == 0;
+    const auto pair = std::to_string(std::min(getRank(), peer)) + ":" + std::to_string(std::max(getRank(), peer));
+    if (paired && peer != getRank()) {
+      made.communicator = pair_number(pair, peer);
+      made.peer = peer > getRank();
+    }
     // NCCL ignores tags; gloo matches by them.
-    const int64_t sequence = (sending ? sent_ : received_)[{peer, host_only() ? tag : 0}]++ + (host_only() ? int64_t(tag) << 32 : 0);
+    const int64_t sequence = (sending ? sent_ : received_)[{made.communicator, peer, host_only() ? tag : 0}]++ + (host_only() ? int64_t(tag) << 32 : 0);
     python().meet(global_ranks()[peer]);
     const Tensors in = sending ? Tensors{tensor} : Tensors(), out = sending ? Tensors() : Tensors{tensor};
     if (!tensor.is_cuda()) return on_host(op, made, sequence, in, out);
     const int device = tensor.get_device();
     OnDevice on(device);
-    // Outside a batch, a communicator connected lazily makes one more for each pair of ranks.
-    const bool batched = coalescing_ || group_depth_ > 0;
-    const auto key = eager_ || batched ? std::to_string(device) : std::to_string(std::min(getRank(), peer)) + ":" + std::to_string(std::max(getRank(), peer));
-    auto& own = channel(key, device);
+    auto& own = channel(paired ? pair : std::to_string(device), device);
     own.ready.record(device_stream(device, current_stream(device)));
     own.ready.block(own.stream);
     allocator_record_stream(tensor, own.stream.id());
@@ -600,7 +641,8 @@ class Communicator : public c10d::Backend {
   int group_depth_ = 0;
   bool eager_ = false;
   int64_t collectives_ = 0;
-  std::map<std::pair<int, int>, int64_t> sent_, received_;  // by peer and tag
+  std::map<std::tuple<uint32_t, int, int>, int64_t> sent_, received_;  // by communicator, peer and tag
+  std::map<std::string, uint32_t> pairs_;
   uint64_t splits_ = 0;
 };
 
@@ -639,7 +681,7 @@ class PythonCollectives final : public CollectiveSide {
   }
   Settle exchange(const CollectiveCall& c, int64_t sequence, const Tensors& inputs, const Tensors& outputs) override {
     py::gil_scoped_acquire gil;
-    py::object settle = side_.attr("exchange")(c.communicator, c.op, sequence, c.peer, c.reduction, c.splits_in.empty() && c.splits_out.empty(), inputs, outputs);
+    py::object settle = side_.attr("exchange")(c.communicator, c.op, sequence, c.peer, c.reduction, c.splits_in, inputs, outputs);
     if (settle.is_none()) return {};
     std::shared_ptr<py::object> held(new py::object(std::move(settle)), [](py::object* object) {
       py::gil_scoped_acquire gil;

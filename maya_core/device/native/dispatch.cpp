@@ -359,7 +359,7 @@ struct Kernel final : c10::OperatorKernel {
   std::once_flag prepared;
   std::string name;
   ValueTraits traits;
-  bool python_rule = false, numbers_matter = true, takes_masks = false, puts_by_index = false;
+  bool python_rule = false, numbers_matter = true, takes_masks = false, puts_by_index = false, copies_lists = false;
   Entries entries;
 
   void prepare(const c10::OperatorHandle& op) {
@@ -368,6 +368,7 @@ struct Kernel final : c10::OperatorKernel {
     python_rule = python && python->has_rule(name);
     const std::string& base = op.schema().name();
     puts_by_index = base == "aten::_index_put_impl_";
+    copies_lists = name == "aten::_foreach_copy_";
     takes_masks = puts_by_index || name == "aten::index.Tensor" || name == "aten::index.Tensor_out";
     numbers_matter = !(op.hasTag(at::Tag::pointwise) || base.starts_with("aten::_foreach") || base.starts_with("aten::_fused_") || base.ends_with("_"));
   }
@@ -382,6 +383,7 @@ struct Kernel final : c10::OperatorKernel {
       expand_masks(given[0].toTensor(), given[1]);
     }
     const at::ArrayRef<IValue> arguments(stack->data() + base, count);
+    if (copies_lists && copy_between_devices(arguments[0], arguments[1], arguments[2].toBool())) return stack->resize(base);
     ScopedKey key;
     for (const auto& argument : arguments) key->add(argument, numbers_matter);
     OnDevice on(device_of(*key.key, arguments));

@@ -141,6 +141,15 @@ Tensor& set_nothing(Tensor& self) {
 
 }  // namespace
 
+bool copy_between_devices(const c10::IValue& to, const c10::IValue& from, bool non_blocking) {
+  const auto targets = to.toTensorVector(), sources = from.toTensorVector();
+  auto elsewhere = [&](const Tensor& tensor) { return tensor.device() != targets[0].device(); };
+  if (targets.size() != sources.size() || targets.empty()) return false;
+  if (std::none_of(targets.begin(), targets.end(), elsewhere) && std::none_of(sources.begin(), sources.end(), elsewhere)) return false;
+  for (size_t i = 0; i < targets.size(); i++) targets[i].copy_(sources[i], non_blocking);
+  return true;
+}
+
 std::unordered_set<std::string> register_handwritten_kernels(torch::Library& aten) {
   std::unordered_set<std::string> names;
 #define BY_HAND(name, function) aten.impl(name, function); names.insert(name)

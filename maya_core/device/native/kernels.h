@@ -21,6 +21,9 @@ void restore_attention_backends();
 
 void register_rnn_stubs();
 
+// _foreach_copy_ between host and device, or two devices: copies one by one. False if all is on one device.
+bool copy_between_devices(const c10::IValue& to, const c10::IValue& from, bool non_blocking);
+
 // Replaces masks among the indices of an indexing op by the indices they stand for.
 void expand_masks(const at::Tensor& self, c10::IValue& indices);
 // `self[mask] = number`, if that is what the indices and value say.

@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "device.h"
+#include "values.h"
 
 namespace maya {
 namespace {
@@ -167,8 +168,13 @@ void resize_storage(c10::StorageImpl* storage, int64_t bytes) {
   auto fresh = storages().allocate(bytes);
   auto* from = allocation_of(storage->_mutable_data_ptr_no_checks());
   auto* to = allocation_of(fresh);
+  const int64_t had = storage->nbytes();
   if (from && to && from->shadow.kind == Shadow::Uniform) {  // what was copied over stays known only if it is all there is
-    if (bytes <= int64_t(storage->nbytes())) to->shadow = std::move(from->shadow);
+    if (bytes <= had) to->shadow = std::move(from->shadow);
+  } else if (from && to && from->shadow.kind == Shadow::Dense && bytes <= 8 * exchange_limit(at::kByte)) {  // what comes after it may be anything
+    to->shadow.kind = Shadow::Dense;
+    to->shadow.bytes = std::make_unique<char[]>(bytes);
+    std::copy_n(from->shadow.bytes.get(), std::min(had, bytes), to->shadow.bytes.get());
   }
   storage->set_data_ptr_noswap(std::move(fresh));
   storage->set_nbytes(bytes);

@@ -7,6 +7,7 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/scalar_tensor.h>
 
+#include <mutex>
 #include <random>
 #include <unordered_map>
 #include <unordered_set>
@@ -168,6 +169,27 @@ const std::unordered_set<std::string> kUniformSafe = {"all", "any", "amax", "ami
 
 bool contains(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
 
+// Host memory that was filled with plausible constants, for as long as it lives.
+struct MadeUp {
+  std::mutex mutex;
+  std::unordered_map<const c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>> storages;
+  size_t sweep_at = 1024;
+
+  void add(const c10::Storage& storage) {
+    std::lock_guard lock(mutex);
+    storages.insert_or_assign(storage.unsafeGetStorageImpl(), storage.getWeakStorageImpl());
+    if (storages.size() < sweep_at) return;
+    std::erase_if(storages, [](const auto& entry) { return entry.second.expired(); });
+    sweep_at = 2 * storages.size() + 1024;
+  }
+  bool has(const c10::Storage& storage) {
+    std::lock_guard lock(mutex);
+    auto found = storages.find(storage.unsafeGetStorageImpl());
+    return found != storages.end() && !found->second.expired();
+  }
+};
+MadeUp& made_up() { static auto* instance = new MadeUp; return *instance; }
+
 }  // namespace
 
 bool is_known(const at::Tensor& tensor) {
@@ -252,9 +274,12 @@ at::Scalar plausible(at::ScalarType dtype) {
 
 void read_to_host(const at::Tensor& host, const at::Tensor& device) {
   OnHost on_host;
-  if (auto value = host_value(device)) host.copy_(*value);
-  else host.fill_(plausible(host.scalar_type()));
+  if (auto value = host_value(device)) { host.copy_(*value); return; }
+  host.fill_(plausible(host.scalar_type()));
+  made_up().add(host.storage());
 }
+
+bool is_made_up(const c10::Storage& host) { return made_up().has(host); }
 
 ValueTraits value_traits(const c10::OperatorHandle& op) {
   ValueTraits traits;

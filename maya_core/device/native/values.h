@@ -23,6 +23,7 @@ void remember_uniform(const at::Tensor& tensor, const at::Scalar& value);
 void forget(const at::Tensor& tensor);
 at::Scalar plausible(at::ScalarType dtype);                      // what an unknown element reads as
 void read_to_host(const at::Tensor& host, const at::Tensor& device);
+bool is_made_up(const c10::Storage& host);                       // was it filled with what is plausible, for want of a true value?
 
 // How an op treats values it does not know.
 enum class Assume : uint8_t { Nothing, AllFinite, True, False, RandomIndices, SameIsEqual, CompareInfinity };
