@@ -2,8 +2,8 @@
 
 Shapes are all that most collectives need, so a rank can be emulated alone. Where the program reads what came from
 another rank, that rank is asked: the sender of host data (and of small integers on the device: sizes, seeds, pickled
-objects) always; every rank of a small group that gathers or reduces integers or objects on the host, which from then
-on tell one another their integers on the device, too; and ranks the user chose to emulate.
+objects) always; every rank of a small group whose program gathers or reduces objects or host data, which from then on
+tell one another their integers on the device, too; and ranks the user chose to emulate.
 A rank that is not emulated is taken to give what this one gives: it runs the same program in lockstep.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -48,6 +49,12 @@ def carrying_objects(native: ModuleType) -> Iterator[None]:
     finally:
         _thread.objects = before
         native.carry_objects(before)
+
+
+def _called_by_program() -> bool:
+    """Is it a call of torch.distributed's that is under way, and not one of DTensor's own, of a norm on the host, say?"""
+    frame = sys._getframe(2)
+    return frame.f_globals.get("__name__") == "torch.distributed.distributed_c10d"
 
 
 def _carries_objects() -> bool:
@@ -127,6 +134,7 @@ class Exchange:
         tensors = [tensor for tensor in (*inputs, *outputs) if tensor is not None]
         host = _carries_objects() or any(not tensor.is_cuda for tensor in tensors)
         exact = all(not tensor.is_floating_point() for tensor in tensors)
+        exact = exact or (host and _called_by_program() and all(tensor.numel() <= MOST_FLOATS for tensor in tensors))
         if splits and not host and not exact:
             # How much there is differs by rank, so the others cannot tell whether it is little enough to be passed on.
             self._leave(outputs, [None] * len(outputs))

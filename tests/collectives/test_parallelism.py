@@ -352,6 +352,11 @@ def test_every_rank_reads_what_the_others_gave(tmp_path: Path) -> None:
     assert [more - steps[0] for more in steps] == [0, 1, 2, 3]
 
 
+def test_a_store_key_brings_ranks_until_one_sets_it(tmp_path: Path) -> None:
+    job = together(tmp_path, 8, "keys.py")
+    assert list(job.ranks) == [0, 1, 2]
+
+
 def test_a_rank_alone_does_not_make_up_objects(alone) -> None:
     with pytest.raises(maya_core.MayaError, match="rank 3 is emulated alone, and reads objects from rank 0"):
         alone("objects.py", "nccl", rank=3)

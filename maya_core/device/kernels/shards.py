@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from maya_core.device.kernels.call import Call, Tensor, Work, kernel, tensors_in
@@ -61,7 +62,7 @@ def _padded_and_joined(tensors: list[Tensor], result: Tensor, dim: int, chunks: 
 def _is_viewable(tensor: Tensor, dim: int) -> bool:
     """Whether the dimensions from `dim` on can be seen as one."""
     kept = [pair for pair in zip(tensor.sizes[dim:], tensor.strides[dim:], strict=True) if pair[0] != 1]
-    return all(stride == inner[0] * inner[1] for (_, stride), inner in zip(kept, kept[1:], strict=False))
+    return all(stride == inner[0] * inner[1] for (_, stride), inner in itertools.pairwise(kept))
 
 
 @kernel("split_with_sizes_copy")
