@@ -85,8 +85,8 @@ class Stage(nn.Module):
 def parallelize(stage: Stage, tp, dp) -> None:
     """Sequence-parallel tensor parallelism inside the node, then sharding over the data-parallel ranks."""
     along_sequence = Shard(1)
-    whole = PrepareModuleInput(input_layouts=along_sequence, desired_input_layouts=Replicate(), use_local_output=True)
-    plan = {"norm1": SequenceParallel(use_local_output=True), "norm2": SequenceParallel(use_local_output=True)}
+    whole = PrepareModuleInput(input_layouts=along_sequence, desired_input_layouts=Replicate())
+    plan = {"norm1": SequenceParallel(), "norm2": SequenceParallel()}
     plan |= {"attention": whole, "mlp": whole, "mlp.up": ColwiseParallel()}
     plan |= {f"attention.{part}": ColwiseParallel() for part in "qkv"}
     plan |= {name: RowwiseParallel(output_layouts=along_sequence) for name in ("attention.out", "mlp.down")}

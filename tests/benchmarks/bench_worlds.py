@@ -43,7 +43,9 @@ if kind == "ddp":
     model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[torch.cuda.current_device()])
 else:
     world = dist.get_world_size()
-    mesh = init_device_mesh("cuda", (world,) if kind == "fsdp2" else (world // 8, 8))
+    flat = kind == "fsdp2"
+    shape, names = ((world,), ("shard",)) if flat else ((world // 8, 8), ("replicate", "shard"))
+    mesh = init_device_mesh("cuda", shape, mesh_dim_names=names)
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -59,13 +61,15 @@ for step in range(100):
 def seconds(command: list[str], folder: Path) -> tuple[float, float]:
     """Wall-clock time of a run, and the most memory its processes held at once in GB."""
     started = time.monotonic()
-    run = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    output = folder / "output"
+    with output.open("w") as to:
+        run = subprocess.Popen(command, cwd=folder, stdout=to, stderr=to)
     most = 0
     while run.poll() is None:
         most = max(most, _resident_bytes(run.pid))
         time.sleep(0.25)
     if run.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {run.returncode}")
+        raise SystemExit(f"{' '.join(command)} ended with {run.returncode}:\n{output.read_text()}")
     return time.monotonic() - started, most / 1e9
 
 

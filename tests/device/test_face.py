@@ -258,6 +258,17 @@ def test_tensors_of_two_devices_are_refused_as_on_a_gpu() -> None:
             torch.nn.Linear(3, 3)(here)
 
 
+def test_lists_are_copied_between_devices_one_by_one() -> None:
+    with maya_core.emulate("h100", gpus=2) as job:
+        here = [torch.zeros(2, device="cuda:0"), torch.zeros(3, device="cuda:0")]
+        torch._foreach_copy_(here, [torch.ones(2), torch.full((3,), 2.0, device="cuda:1")])
+        back = [torch.zeros(2), torch.zeros(3)]
+        torch._foreach_copy_(back, here)
+        assert [tensor.tolist() for tensor in back] == [[1, 1], [2, 2, 2]]
+    copies = job.trace.events[job.trace.events["kind"] == Kind.OP]["subject"]
+    assert [job.trace.signatures[i].op for i in copies].count("aten::copy_") == 4
+
+
 def test_data_parallel_over_two_gpus() -> None:
     with maya_core.emulate("h100", gpus=2):
         model = torch.nn.DataParallel(torch.nn.Linear(4, 4, bias=False).cuda())

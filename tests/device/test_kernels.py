@@ -304,3 +304,40 @@ def test_lists_of_one_kind_take_the_fast_route() -> None:
     assert work("_foreach_addcmul_.Scalar", [], self=same, tensor1=same, tensor2=[t(), t()], value=1).launches == 1
     halves = [t(64, 1000, dtype="BFloat16")] * 2
     assert work("_foreach_mul_.Tensor", [], self=halves, other=t()).launches == 2
+
+
+# ---- shards ----
+@pytest.mark.parametrize(
+    ("given", "out", "expected"),
+    [
+        ("Float", "Float", (2, [10528])),
+        ("BFloat16", "Float", (2, [10528])),
+        ("BFloat16", "BFloat16", (2, [5376])),
+        ("Float", "BFloat16", (6, [133056])),  # no kernel for it: padded, and each copied
+    ],
+)
+def test_gradients_are_packed_for_the_reduction(given: str, out: str, expected: tuple[int, list[int]]) -> None:
+    gradients = [t(*sizes, dtype=given) for sizes in ((1024, 1024), (1024,), (4096, 1024), (1001, 33))]
+    packed_gradients = t(8, 659646, dtype=out)
+    done = work("_chunk_cat.out", [packed_gradients], tensors=gradients, dim=0, num_chunks=8, out=packed_gradients)
+    assert (done.launches, temporaries(done)) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "table"), [(t(8, 659646), 5304), (t(8, 659646, dtype="BFloat16"), 5304), (t(5277168), 27632)]
+)
+def test_gathered_parameters_are_unpacked(source: Tensor, table: int) -> None:
+    dim, rows = (1, 1) if len(source.sizes) == 2 else (0, 8)
+    sizes = [rows * size for size in (131072, 128, 524288, 4158)]
+    outs = [t(*source.sizes[:dim], size, dtype=source.dtype) for size in sizes]
+    done = work("split_with_sizes_copy.out", [], self=source, split_sizes=sizes, dim=dim, out=outs)
+    assert (done.launches, temporaries(done)) == (2, [table])
+
+
+def test_synchronized_batch_norm_with_channels_last_shares_long_columns() -> None:
+    source = t(16, 64, 64, 64, strides=(262144, 1, 4096, 64))
+    done = work("batch_norm_stats", [t(64), t(64)], input=source, eps=1e-5)
+    assert (done.launches, temporaries(done)) == (2, [131072, 8])
+    done = work("batch_norm_backward_reduce", [t(64)] * 4, grad_out=source, input=source)
+    assert (done.launches, temporaries(done)) == (2, [65536, 8])
+    assert work("batch_norm_stats", [t(64), t(64)], input=t(16, 64, 64, 64), eps=1e-5).launches == 1
