@@ -12,7 +12,7 @@ demo: $(INSTALLED)
 	$(BIN)/maya run --gpu h100 --out maya-out/demo -- python examples/train_gpt.py
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest -n auto --dist worksteal tests
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
