@@ -21,19 +21,15 @@ from typing import Protocol
 import torch
 
 from maya_core.collectives.record import CollectiveRecord
-from maya_core.collectives.values import Values, outcome, sources, split
+from maya_core.collectives.values import FROM_ONE, TO_MANY, Values, outcome, sources, split
 from maya_core.errors import MayaError
-from maya_core.trace.communication import CollectiveCall, Communicator
+from maya_core.trace.communication import POINT_TO_POINT, CollectiveCall, Communicator
 
 # Groups up to this size have every rank emulated when they gather or reduce what the host reads: one node.
 EXACT_GROUP = 8
 
 # Larger tensors of numbers are not passed on, as native/values.h does not remember them.
 MOST_FLOATS, MOST_INTEGERS = 2**16, 2**20
-
-TO_MANY = ("broadcast", "scatter")
-FROM_ONE = (*TO_MANY, "recv")
-MESSAGES = ("send", "recv")
 
 _thread = threading.local()
 
@@ -149,7 +145,7 @@ class Exchange:
                 f"rank {group.ranks[group.rank]} is emulated alone, and reads objects from rank {group.ranks[peer]} ({op}).",
                 "Run the program with its ranks: maya run -- torchrun ...",
             )
-        key = f"{self._names[communicator]}/{'message' if op in MESSAGES else op}/{sequence}"
+        key = f"{self._names[communicator]}/{'message' if op in POINT_TO_POINT else op}/{sequence}"
         if self._gives(group, op, peer, host, exact):
             assert self.peers is not None
             to = peer if op == "send" else -1
@@ -158,7 +154,7 @@ class Exchange:
             self._together.add(frozenset(group.ranks))
         if not outputs:
             return None
-        if host and op not in MESSAGES and len(asked) + (group.rank in wanted) < len(wanted):
+        if host and op not in POINT_TO_POINT and len(asked) + (group.rank in wanted) < len(wanted):
             self.stand_ins[op] = self.stand_ins.get(op, 0) + 1
 
         def settle() -> None:

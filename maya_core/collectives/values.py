@@ -12,9 +12,13 @@ Values = list[Value]
 Giver = Callable[[int], Values]  # what the rank at that place in the group gave
 
 
+TO_MANY = ("broadcast", "scatter")
+FROM_ONE = (*TO_MANY, "recv")
+
+
 def sources(op: str, me: int, size: int, peer: int) -> range:
     """The places in the group whose values this rank ends up with."""
-    if op in ("broadcast", "scatter", "recv"):
+    if op in FROM_ONE:
         return range(peer, peer + 1)
     if op in ("send", "barrier") or (op in ("reduce", "gather") and me != peer):
         return range(0)

@@ -26,10 +26,9 @@ from maya_core.launch.settings import Settings
 from maya_core.launch.steps import StepCounter, StopProgram
 from maya_core.launch.world import World
 from maya_core.report.summary import Summary, summarise
+from maya_core.trace.job import trace_path
 from maya_core.trace.rank import RankTrace, write_trace
 from maya_core.trace.schema import EVENT, Kind
-
-TRACE_NAME = "rank-{rank:05d}.trace"
 
 
 class Emulation:
@@ -119,7 +118,7 @@ class Emulation:
         # A process that only started the ranks has nothing to tell.
         if self.settings.out is not None and (self.rank is not None or Kind.OP in events["kind"]):
             self.settings.out.mkdir(parents=True, exist_ok=True)
-            write_trace(self.settings.out / TRACE_NAME.format(rank=self.rank or 0), self.trace)
+            write_trace(trace_path(self.settings.out, self.rank or 0), self.trace)
         return self.trace
 
 

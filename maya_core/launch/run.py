@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from maya_core.device.build import native
@@ -19,7 +19,7 @@ from maya_core.launch.link import Link
 from maya_core.launch.progress import JobProgress
 from maya_core.launch.settings import VARIABLE, Settings
 from maya_core.launch.world import World
-from maya_core.trace.job import JobTrace, read_job, write_manifest
+from maya_core.trace.job import JobTrace, collate, write_manifest
 from maya_core.trace.rank import read_trace
 
 
@@ -72,7 +72,7 @@ def run_command(
         if args is not None:
             exit_code = torchrun.launch(args, Link(coordinator.socket, frozenset(chosen)), settings)
         else:
-            exit_code = _run_program([program or command[0], *command[1:]], world, settings)
+            exit_code = _run_program([program or command[0], *command[1:]], settings)
     return Run(exit_code, _collect(out, world), out)
 
 
@@ -88,7 +88,7 @@ def _as_torchrun(command: list[str], nodes: int, gpus: int) -> list[str]:
     return command
 
 
-def _run_program(command: list[str], world: World, settings: Settings) -> int:
+def _run_program(command: list[str], settings: Settings) -> int:
     """Runs a command that is one process, or starts its ranks itself."""
     environment = {**os.environ, VARIABLE: settings.model_dump_json()}
     child = subprocess.Popen(command, env=environment)
@@ -108,14 +108,15 @@ def _collect(out: Path, world: World) -> JobTrace | None:
     joined = max(trace.meta["world_size"] for trace in traces)
     world_size = joined if joined > 1 else world.size
     per_node = min(world_size, max(trace.meta["gpus"] for trace in traces))
+    job = replace(collate(traces), world_size=world_size, nodes=-(-world_size // per_node), gpus_per_node=per_node)
     write_manifest(
         out,
-        world_size=world_size,
-        nodes=-(-world_size // per_node),
-        gpus_per_node=per_node,
-        ranks=[trace.meta["rank"] for trace in traces],
+        world_size=job.world_size,
+        nodes=job.nodes,
+        gpus_per_node=job.gpus_per_node,
+        ranks=list(job.ranks),
     )
-    return read_job(out)
+    return job
 
 
 def _check_out(out: Path) -> None:

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from argparse import Namespace
-from collections.abc import Callable
 from pathlib import Path
 
 from torch.distributed.run import get_use_env, parse_min_max_nnodes
@@ -94,11 +93,9 @@ def rank_environment(args: Namespace, world: World, rank: int) -> dict[str, str]
     }
 
 
-def launch(args: Namespace, link: Link, settings: Settings, on_world: Callable[[World], None] | None = None) -> int:
+def launch(args: Namespace, link: Link, settings: Settings) -> int:
     """Runs the ranks of a torchrun command. The exit code of the first that failed, or 0."""
     world = world_of(args, settings.gpus)
-    if on_world is not None:
-        on_world(world)
     program_of(args, 0)  # a wrong one is said now
 
     def start(rank: int) -> subprocess.Popen[bytes]:

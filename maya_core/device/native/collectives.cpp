@@ -1,7 +1,8 @@
+// The emulated NCCL (and gloo): what ProcessGroupNCCL does to streams, events and memory, without anybody at the other
+// end. A collective leaves its shapes at once; who else took part is found out when the ranks' traces are collated.
+//
 // After ProcessGroupNCCL (torch 2.13): a blocking call runs on the current stream, an asynchronous one on the
 // communicator's own, behind an event; tensors in flight are kept alive until the work is waited for.
-#include "collectives.h"
-
 #include <ATen/ops/empty.h>
 #include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
@@ -13,7 +14,9 @@
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 #include <torch/csrc/utils/pybind.h>
 
+#include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <numeric>
 
@@ -28,12 +31,66 @@ using at::Tensor;
 using c10d::OpType;
 using Tensors = std::vector<Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+using Settle = std::function<void()>;
 
-std::unique_ptr<CollectiveSide>& side() {
-  static auto* instance = new std::unique_ptr<CollectiveSide>;
+// One call on a communicator, as the trace's table of calls holds it. Ranks are the communicator's own.
+struct CollectiveCall {
+  uint32_t communicator;
+  std::string op;
+  std::string dtype;
+  int64_t elements_in = 0, elements_out = 0;  // given and received by this rank
+  int64_t peer = -1;                          // root, source or destination
+  std::string reduction;
+  std::vector<int64_t> splits_in, splits_out; // of an uneven exchange, in elements
+};
+
+// The Python side (maya_core/collectives): tables, call stacks and the values that ranks give one another.
+class PythonCollectives {
+ public:
+  explicit PythonCollectives(py::object side) : side_(std::move(side)) {}
+  ~PythonCollectives() {
+    py::gil_scoped_acquire gil;
+    side_ = py::object();
+  }
+  uint32_t communicator(const std::string& backend, const std::string& name, const std::vector<int64_t>& ranks, int rank) {
+    py::gil_scoped_acquire gil;
+    return side_.attr("communicator")(backend, name, ranks, rank).cast<uint32_t>();
+  }
+  // The number of the call and that of the place in the program that makes it.
+  std::pair<uint32_t, int64_t> note(const CollectiveCall& c) {
+    py::gil_scoped_acquire gil;
+    return side_.attr("note")(c.communicator, c.op, c.dtype, c.elements_in, c.elements_out, c.peer, c.reduction, c.splits_in, c.splits_out)
+        .cast<std::pair<uint32_t, int64_t>>();
+  }
+  // Gives this rank's values to the others; the result, if any, waits for theirs and leaves them in `outputs`.
+  Settle exchange(const CollectiveCall& c, int64_t sequence, const Tensors& inputs, const Tensors& outputs) {
+    py::gil_scoped_acquire gil;
+    py::object settle = side_.attr("exchange")(c.communicator, c.op, sequence, c.peer, c.reduction, c.splits_in, inputs, outputs);
+    if (settle.is_none()) return {};
+    std::shared_ptr<py::object> held(new py::object(std::move(settle)), [](py::object* object) {
+      py::gil_scoped_acquire gil;
+      delete object;
+    });
+    return [held] {
+      py::gil_scoped_acquire gil;
+      (*held)();
+    };
+  }
+  // A point-to-point message goes to or comes from that rank.
+  void meet(int64_t global_rank) {
+    py::gil_scoped_acquire gil;
+    side_.attr("meet")(global_rank);
+  }
+
+ private:
+  py::object side_;
+};
+
+std::unique_ptr<PythonCollectives>& side() {
+  static auto* instance = new std::unique_ptr<PythonCollectives>;
   return *instance;
 }
-CollectiveSide& python() {
+PythonCollectives& python() {
   TORCH_CHECK(side(), "this process group belongs to an emulation that has ended");
   return *side();
 }
@@ -55,7 +112,7 @@ std::vector<int64_t> sizes_of(const Tensors& tensors) {
 }
 
 // Split sizes are given in rows; NCCL counts elements.
-std::vector<int64_t> in_elements(const std::vector<int64_t>& rows, const Tensor& tensor, int ranks) {
+std::vector<int64_t> in_elements(const std::vector<int64_t>& rows, const Tensor& tensor) {
   if (rows.empty()) return {};
   const int64_t row = tensor.size(0) ? tensor.numel() / tensor.size(0) : 1;
   std::vector<int64_t> result;
@@ -144,7 +201,7 @@ struct Work final : c10d::Work {
   std::shared_ptr<Shelf> shelf = std::make_shared<Shelf>();
   Tensors outputs;
   c10::intrusive_ptr<c10::ivalue::Future> future;
-  std::vector<CollectiveSide::Settle> settle_;
+  std::vector<Settle> settle_;
 };
 
 struct NcclOptions : c10d::Backend::Options {
@@ -277,8 +334,8 @@ class Communicator : public c10d::Backend {
     if (!out_splits.empty() || !in_splits.empty()) {
       c10d::checkSplitSizes(in_splits, input, getSize());
       c10d::checkSplitSizes(out_splits, output, getSize());
-      made.splits_in = in_elements(in_splits, input, getSize());
-      made.splits_out = in_elements(out_splits, output, getSize());
+      made.splits_in = in_elements(in_splits, input);
+      made.splits_out = in_elements(out_splits, output);
     } else {
       TORCH_CHECK_VALUE(input.numel() == output.numel() && input.scalar_type() == output.scalar_type(), "Tensors are not equal in size or data type");
       TORCH_CHECK_VALUE(input.size(0) % getSize() == 0, "Tensor's dim 0 does not divide equally across group size");
@@ -355,8 +412,8 @@ class Communicator : public c10d::Backend {
     bool async = false;
     bool holds_group = false;  // only a group that has its own begin, end and work
     Shelf shelf;
-    std::vector<CollectiveSide::Settle> settle;
-    std::vector<std::function<CollectiveSide::Settle()>> receives;  // asked for once every send is out
+    std::vector<Settle> settle;
+    std::vector<std::function<Settle()>> receives;  // asked for once every send is out
   };
 
   std::vector<int64_t> global_ranks() const {
@@ -447,7 +504,7 @@ class Communicator : public c10d::Backend {
   }
 
   // Values: known at once for a blocking call, when it is waited for otherwise.
-  CollectiveSide::Settle values(const CollectiveCall& made, int64_t sequence, const Tensors& inputs, const Tensors& outputs) {
+  Settle values(const CollectiveCall& made, int64_t sequence, const Tensors& inputs, const Tensors& outputs) {
     // How much an uneven exchange gives and takes differs by rank: what is done with it must not.
     const bool uneven = !made.splits_in.empty() && c10::isIntegralType(inputs[0].scalar_type(), true);
     const bool worth = uneven || std::any_of(inputs.begin(), inputs.end(), exchanged) || std::any_of(outputs.begin(), outputs.end(), exchanged);
@@ -663,54 +720,13 @@ struct DeviceTimer final : c10d::Timer {
   std::optional<int64_t> measureDifference(Event, Event) override { return std::nullopt; }
 };
 
-class PythonCollectives final : public CollectiveSide {
- public:
-  explicit PythonCollectives(py::object side) : side_(std::move(side)) {}
-  ~PythonCollectives() override {
-    py::gil_scoped_acquire gil;
-    side_ = py::object();
-  }
-  uint32_t communicator(const std::string& backend, const std::string& name, const std::vector<int64_t>& ranks, int rank) override {
-    py::gil_scoped_acquire gil;
-    return side_.attr("communicator")(backend, name, ranks, rank).cast<uint32_t>();
-  }
-  std::pair<uint32_t, int64_t> note(const CollectiveCall& c) override {
-    py::gil_scoped_acquire gil;
-    return side_.attr("note")(c.communicator, c.op, c.dtype, c.elements_in, c.elements_out, c.peer, c.reduction, c.splits_in, c.splits_out)
-        .cast<std::pair<uint32_t, int64_t>>();
-  }
-  Settle exchange(const CollectiveCall& c, int64_t sequence, const Tensors& inputs, const Tensors& outputs) override {
-    py::gil_scoped_acquire gil;
-    py::object settle = side_.attr("exchange")(c.communicator, c.op, sequence, c.peer, c.reduction, c.splits_in, inputs, outputs);
-    if (settle.is_none()) return {};
-    std::shared_ptr<py::object> held(new py::object(std::move(settle)), [](py::object* object) {
-      py::gil_scoped_acquire gil;
-      delete object;
-    });
-    return [held] {
-      py::gil_scoped_acquire gil;
-      (*held)();
-    };
-  }
-  void meet(int64_t global_rank) override {
-    py::gil_scoped_acquire gil;
-    side_.attr("meet")(global_rank);
-  }
-
- private:
-  py::object side_;
-};
-
 template <class T> using Ptr = c10::intrusive_ptr<T>;
 
 }  // namespace
 
-void set_collective_side(std::unique_ptr<CollectiveSide> made) { side() = std::move(made); }
-CollectiveSide* collective_side() { return side().get(); }
-
 void bind_collectives(py::module_& m) {
   py::module_::import("torch._C._distributed_c10d");
-  m.def("set_collectives", [](py::object made) { set_collective_side(made.is_none() ? nullptr : std::make_unique<PythonCollectives>(std::move(made))); });
+  m.def("set_collectives", [](py::object made) { side() = made.is_none() ? nullptr : std::make_unique<PythonCollectives>(std::move(made)); });
 
   auto nccl = py::class_<NcclCommunicator, c10d::Backend, Ptr<NcclCommunicator>>(m, "ProcessGroupNCCL", py::dynamic_attr());
   py::class_<NcclOptions, c10d::Backend::Options, Ptr<NcclOptions>>(nccl, "Options", py::dynamic_attr())
