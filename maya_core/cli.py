@@ -9,10 +9,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from maya_core.errors import MayaError
-from maya_core.hardware.catalog import DEFAULT_GPU, find_gpu, gpus
+from maya_core.hardware.catalog import DEFAULT_GPU, find_gpu, use_hardware_file
 
 HANGS = 3  # exit code of a run whose job would hang
 
@@ -23,6 +22,14 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+HardwareOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--hardware",
+        help="A TOML file with GPUs, nodes, networks and prices of your own. Default: $MAYA_HARDWARE, or maya/hardware.toml in your configuration folder.",
+    ),
+]
 
 
 @app.callback()
@@ -77,11 +84,13 @@ def run(
     ] = "3",
     out: Annotated[Path, typer.Option(help="Folder for the trace.")] = Path("maya-out"),
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the summary as JSON to this file.")] = None,
+    hardware: HardwareOption = None,
 ) -> None:
     """Runs a training command on emulated GPUs and says what it did to them."""
     from maya_core.launch.run import run_command, split_command
     from maya_core.report.summary import render_job, summarise_job
 
+    use_hardware_file(hardware)
     find_gpu(gpu)
     done = run_command(
         split_command(command),
@@ -110,18 +119,32 @@ def run(
 
 
 @app.command("gpus")
-def list_gpus() -> None:
-    """Lists the GPUs that can be emulated."""
-    table = Table()
-    for heading in ("name", "device", "memory", "bandwidth", "bf16 or fp16 peak", "also called"):
-        table.add_column(heading)
-    for gpu in gpus().values():
-        peak = gpu.peak_flops.get("bfloat16", gpu.peak_flops["float16"])
-        table.add_row(
-            gpu.name, gpu.driver_name, f"{gpu.memory_bytes / 2**30:.1f} GiB", f"{gpu.memory_bandwidth_bytes_per_s / 1e12:.2f} TB/s",
-            f"{peak / 1e12:.0f} TFLOP/s", ", ".join(gpu.aliases),
-        )  # fmt: skip
-    Console().print(table)
+def show_hardware(
+    name: Annotated[str | None, typer.Argument(help="All about one GPU, with sources, nodes and prices.")] = None,
+    nodes: Annotated[bool, typer.Option("--nodes", help="List kinds of node instead.")] = False,
+    networks: Annotated[bool, typer.Option("--networks", help="List networks instead.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    hardware: HardwareOption = None,
+) -> None:
+    """Lists the GPUs that can be emulated, the nodes they come in, networks and prices."""
+    from maya_core.hardware import tables
+
+    use_hardware_file(hardware)
+    if (name is not None) + nodes + networks > 1:
+        raise MayaError("one list at a time.", "Give the name of a GPU, --nodes or --networks.")
+    gpu = find_gpu(name) if name is not None else None
+    console = Console()
+    if as_json:
+        what = "nodes" if nodes else "networks" if networks else "gpus"
+        typer.echo(json.dumps(tables.as_json(what, gpu), indent=2))
+    elif gpu is not None:
+        console.print(tables.gpu_page(gpu, console.width), highlight=False)
+    elif nodes:
+        console.print(tables.node_table(console.width))
+    elif networks:
+        console.print(tables.network_table())
+    else:
+        console.print(tables.gpu_table(console.width))
 
 
 def entry() -> None:

@@ -1,55 +1,175 @@
-"""The hardware catalog: which GPUs can be emulated and what is known of each, read from gpus.toml."""
+"""The hardware catalog: GPUs, kinds of node, networks and prices, read from the data files beside this one and from a file
+of the user's own, and found by the names people use for them."""
 
 from __future__ import annotations
 
 import difflib
 import functools
+import os
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
-
-from pydantic import BaseModel, ConfigDict, PositiveFloat, PositiveInt
+from typing import Any, TypeVar
 
 from maya_core.errors import MayaError
+from maya_core.hardware import own_file
+from maya_core.hardware.models import Entry, Gpu, Network, NodeType, Price, Source
+from maya_core.hardware.own_file import key
+
+__all__ = ["DEFAULT_GPU", "Catalog", "Gpu", "Network", "NodeType", "Price", "Source", "catalog", "default_node", "find_gpu",
+           "find_network", "find_node", "gpus", "hardware_file", "use_hardware_file"]  # fmt: skip
 
 DEFAULT_GPU = "h100"
+VARIABLE = "MAYA_HARDWARE"
+PLAIN_NODE = "pcie-box"  # for GPUs that no kind of node is known for
+Found = TypeVar("Found", bound=Entry)
 
 
-class Gpu(BaseModel):
-    """One kind of GPU, as its data sheet and its driver describe it."""
+@dataclass(frozen=True)
+class Catalog:
+    """All that is known of hardware, each kind by its name."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    gpus: dict[str, Gpu]
+    nodes: dict[str, NodeType]
+    networks: dict[str, Network]
+    prices: tuple[Price, ...]
+    sources: dict[str, Source]
 
-    name: str
-    aliases: tuple[str, ...] = ()
-    driver_name: str
-    compute_capability: tuple[int, int]
-    memory_bytes: PositiveInt
-    outside_bytes: PositiveInt
-    sms: PositiveInt
-    l2_bytes: PositiveInt
-    max_threads_per_sm: PositiveInt
-    shared_memory_per_block_bytes: PositiveInt
-    boost_clock_mhz: PositiveFloat
-    memory_clock_mhz: PositiveFloat
-    memory_bus_bits: PositiveInt
-    memory_bandwidth_bytes_per_s: PositiveFloat
-    peak_flops: dict[str, PositiveFloat]  # dense, by dtype
-    sources: str
+
+def hardware_file() -> Path | None:
+    """The user's own file: named by MAYA_HARDWARE, else $XDG_CONFIG_HOME/maya/hardware.toml if it is there."""
+    if named := os.environ.get(VARIABLE):
+        return Path(named).expanduser().resolve()
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    usual = config / "maya" / "hardware.toml"
+    return usual.resolve() if usual.is_file() else None
+
+
+def use_hardware_file(path: Path | None) -> None:
+    """Makes this process, and those it starts in whatever folder, read that file; None for the usual one."""
+    if path is not None:
+        os.environ[VARIABLE] = str(path.expanduser().resolve())
+    elif (usual := hardware_file()) is not None:
+        os.environ[VARIABLE] = str(usual)
+
+
+def catalog() -> Catalog:
+    """The catalog with the user's own entries in it."""
+    path = hardware_file()
+    return _read(path, own_file.read(path) if path is not None else "")
 
 
 @functools.cache
+def _shipped() -> dict[str, Any]:
+    folder = Path(__file__).parent
+    read = {name: tomllib.loads((folder / f"{name}.toml").read_text()) for name in own_file.SECTIONS}
+    sources = {source: entry for table in read.values() for source, entry in table["sources"].items()}
+    return {name: table[name] for name, table in read.items()} | {"sources": sources}
+
+
+@functools.lru_cache(maxsize=8)
+def _read(path: Path | None, text: str) -> Catalog:
+    """The catalog with the file's text in it; read again only when the text is another."""
+    shipped, own = _shipped(), own_file.parse(path, text) if path is not None else {}
+
+    def section(name: str, model: type[Found]) -> dict[str, Found]:
+        table: own_file.Table = shipped[name]
+        if path is not None:
+            table = own_file.merge(path, name, table, own.get(name, {}))
+        return {
+            entry: own_file.validate(path, f"{name}.{entry}", model, {**fields, "name": entry})
+            for entry, fields in table.items()
+        }
+
+    found = Catalog(
+        gpus=section("gpus", Gpu),
+        nodes=section("nodes", NodeType),
+        networks=section("networks", Network),
+        prices=tuple(
+            own_file.validate(path, f"price {number}", Price, entry)
+            for number, entry in enumerate([*own.get("prices", ()), *shipped["prices"]], 1)
+        ),
+        sources={name: Source(**entry) for name, entry in shipped["sources"].items()},
+    )
+    return _resolved(found, path)
+
+
+def _resolved(read: Catalog, path: Path | None) -> Catalog:
+    """The catalog with entries that name each other doing so by proper name."""
+    where = f"{own_file.shown(path)}: " if path is not None else ""
+
+    def name(entries: dict[str, Found], given: str, of: str) -> str:
+        if (entry := _by_name(entries, given)) is not None:
+            return entry.name
+        close = difflib.get_close_matches(key(given), _names(entries), n=1, cutoff=0.5)
+        raise MayaError(f"{where}{of}: '{given}' is not known.", f"Did you mean '{close[0]}'?" if close else "")
+
+    nodes = {
+        node.name: node.model_copy(
+            update={
+                "gpu": name(read.gpus, node.gpu, f"nodes.{node.name}: gpu"),
+                "network": name(read.networks, node.network, f"nodes.{node.name}: network"),
+            }
+        )
+        for node in read.nodes.values()
+    }
+    prices = tuple(
+        price.model_copy(
+            update={
+                "gpu": price.gpu and name(read.gpus, price.gpu, f"price {number}: gpu"),
+                "node": price.node and name(read.nodes, price.node, f"price {number}: node"),
+                "provider": key(price.provider),
+            }
+        )
+        for number, price in enumerate(read.prices, 1)
+    )
+    return Catalog(read.gpus, nodes, read.networks, prices, read.sources)
+
+
+def _names(entries: dict[str, Found]) -> dict[str, Found]:
+    """Entries by every name they have; an entry's own name goes before another's alias."""
+    by_alias = {key(alias): entry for entry in entries.values() for alias in entry.aliases}
+    return by_alias | entries
+
+
+def _by_name(entries: dict[str, Found], name: str) -> Found | None:
+    return _names(entries).get(key(name))
+
+
+def _find(kind: str, entries: dict[str, Found], name: str, known: str) -> Found:
+    if (entry := _by_name(entries, name)) is not None:
+        return entry
+    close = difflib.get_close_matches(key(name), _names(entries), n=1, cutoff=0.5)
+    hint = f"Did you mean '{close[0]}'? " if close else ""
+    raise MayaError(f"unknown {kind} '{name}'.", f"{hint}{known}")
+
+
 def gpus() -> dict[str, Gpu]:
     """Every GPU of the catalog by its name."""
-    table = tomllib.loads((Path(__file__).parent / "gpus.toml").read_text())
-    return {name: Gpu(name=name, **entry) for name, entry in table.items()}
+    return catalog().gpus
 
 
 def find_gpu(name: str) -> Gpu:
     """The GPU of that name or alias, however it is capitalised."""
-    wanted = name.strip().lower().replace("_", "-").replace(" ", "-")
-    names = {alias: gpu for gpu in gpus().values() for alias in (gpu.name, *gpu.aliases)}
-    if wanted in names:
-        return names[wanted]
-    close = difflib.get_close_matches(wanted, names, n=1, cutoff=0.5)
-    hint = f"Did you mean '{close[0]}'? " if close else ""
-    raise MayaError(f"unknown GPU '{name}'.", f"{hint}Known: {', '.join(gpus())}. `maya gpus` says more of each.")
+    return _find("GPU", gpus(), name, f"Known: {', '.join(gpus())}. `maya gpus` says more of each.")
+
+
+def find_node(name: str) -> NodeType:
+    """The kind of node of that name or alias: 'hgx-h100', 'p5.48xlarge', 'Standard_ND96isr_H100_v5'."""
+    return _find("node type", catalog().nodes, name, "`maya gpus --nodes` lists them.")
+
+
+def find_network(name: str) -> Network:
+    """The network of that name or alias: 'infiniband-ndr', 'ndr', 'efa-v3'."""
+    networks = catalog().networks
+    return _find("network", networks, name, f"Known: {', '.join(networks)}.")
+
+
+def default_node(gpu: Gpu) -> NodeType:
+    """The kind of node a GPU is taken to be in where none is named: the user's own before the catalog's."""
+    nodes = sorted(catalog().nodes.values(), key=lambda node: not node.own)
+    for name in (gpu.name, gpu.base):
+        for node in nodes:
+            if node.default and node.gpu == name:
+                return node
+    return catalog().nodes[PLAIN_NODE]

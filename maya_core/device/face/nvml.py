@@ -17,16 +17,12 @@ import torch
 
 from maya_core.device.face import smi
 from maya_core.device.patches import Patches
-from maya_core.hardware.catalog import Gpu
+from maya_core.hardware.catalog import Gpu, default_node
 
 DRIVER_VERSION = "580.95.05"
 CUDA_DRIVER_VERSION = 13000
 NVML_VERSION = "13.580.95.05"
 AT_WORK = SimpleNamespace(utilization_percent=100, memory_utilization_percent=50, temperature_c=50)
-
-# Board power from NVIDIA's data sheets; NVLink links per GPU from the architecture whitepapers (a link is one brick).
-BOARD_WATTS = {"h100": 700, "a100": 400, "a100-40gb": 400, "v100": 300, "l40s": 350}
-NVLINKS = {"h100": 18, "a100": 12, "a100-40gb": 12, "v100": 6}
 
 # nvml.h, CUDA 13
 ERRORS = {
@@ -49,7 +45,17 @@ CONSTANTS = {
     "NVML_DEVICE_ARCH_VOLTA": 5, "NVML_DEVICE_ARCH_TURING": 6, "NVML_DEVICE_ARCH_AMPERE": 7, "NVML_DEVICE_ARCH_ADA": 8,
     "NVML_DEVICE_ARCH_HOPPER": 9, "NVML_DEVICE_ARCH_BLACKWELL": 10, "NVML_BRAND_NVIDIA": 14, "NVML_PSTATE_0": 0, "nvmlMemory_v2": 0x02000028,
 }  # fmt: skip
-ARCHITECTURES = {(7, 0): 5, (7, 5): 6, (8, 0): 7, (8, 6): 7, (8, 9): 8, (9, 0): 9, (10, 0): 10, (12, 0): 10}
+ARCHITECTURES = {
+    (7, 0): 5,
+    (7, 5): 6,
+    (8, 0): 7,
+    (8, 6): 7,
+    (8, 9): 8,
+    (9, 0): 9,
+    (10, 0): 10,
+    (10, 3): 10,
+    (12, 0): 10,
+}
 
 
 @dataclass(frozen=True)
@@ -110,12 +116,12 @@ class Node:
         return total, total - free, free
 
     def watts(self) -> int:
-        if self.gpu.name not in BOARD_WATTS:
-            raise ERROR_CLASSES["NotSupported"]
-        return BOARD_WATTS[self.gpu.name]
+        return int(self.gpu.power_limit_w)
 
     def nvlinks(self) -> int:
-        return NVLINKS.get(self.gpu.name, 0) if self.count > 1 else 0
+        """Links of each GPU. Bridges between two boards do not count: whether they are there is not known."""
+        joined = default_node(self.gpu).topology in ("nvswitch", "mesh")
+        return self.gpu.nvlink_links if self.count > 1 and joined else 0
 
 
 def _identity(node: Node) -> dict[str, Callable[..., Any]]:
@@ -222,7 +228,7 @@ def _connections(node: Node) -> dict[str, Callable[..., Any]]:
     return {
         "nvmlDeviceGetNvLinkState": lambda handle, number: int(link(handle, number) >= 0),
         "nvmlDeviceGetNvLinkVersion": lambda handle, number: (
-            {7: 2, 8: 3, 9: 4, 10: 5}[node.gpu.compute_capability[0]] if link(handle, number) >= 0 else 0
+            node.gpu.nvlink_generation if link(handle, number) >= 0 else 0
         ),
         "nvmlDeviceGetNvLinkCapability": lambda handle, number, capability: int(
             link(handle, number) >= 0 and capability in (0, 2, 5)

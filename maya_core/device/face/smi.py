@@ -54,8 +54,7 @@ def fields(node: Node) -> dict[str, Callable[[int], tuple[str, str]]]:
         return lambda index: (str(value), unit)
 
     def watts(index: int) -> tuple[str, str]:
-        known = nvml.BOARD_WATTS.get(node.gpu.name)
-        return (f"{known:.2f}", "W") if known else ("[N/A]", "")
+        return f"{node.watts():.2f}", "W"
 
     clocks = {
         "graphics": node.gpu.boost_clock_mhz,
@@ -152,8 +151,7 @@ def table(node: Node, chosen: list[int]) -> str:
     from maya_core.device.face import nvml
 
     bar = "+-----------------------------------------+------------------------+----------------------+\n"
-    watts = nvml.BOARD_WATTS.get(node.gpu.name)
-    power = f"{watts}W / {watts:>4}W" if watts else "N/A"
+    power = f"{node.watts()}W / {node.watts():>4}W"
     lines = [
         datetime.now().strftime("%a %b %e %H:%M:%S %Y") + "       \n",
         "+-----------------------------------------------------------------------------------------+\n",

@@ -1,0 +1,176 @@
+"""The user's own hardware file: entries that are added to the catalog, or change it.
+
+    [gpus.my-h100]            # a new GPU, like the H100 but for ...
+    base = "h100"
+    power_limit_w = 500
+
+    [gpus.a100]               # the catalog's A100, with another capacity
+    memory_bytes = "79.32GiB"
+
+    [[prices]]
+    gpu = "h100"
+    provider = "ours"
+    usd_per_hour = 1.95
+
+What is wrong in it is said with file, entry and field.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from maya_core.errors import MayaError
+
+SECTIONS = ("gpus", "nodes", "networks", "prices")
+Table = dict[str, dict[str, Any]]  # entries of a section by name, as TOML has them
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def key(name: str) -> str:
+    """A name as the catalog has it, however the user writes it."""
+    return name.strip().lower().replace("_", "-").replace(" ", "-")
+
+
+def shown(path: Path) -> str:
+    """The file as the user would name it."""
+    for root, prefix in ((Path.cwd(), ""), (Path.home(), "~/")):
+        if path.is_relative_to(root):
+            return prefix + str(path.relative_to(root))
+    return str(path)
+
+
+def read(path: Path) -> str:
+    """What the file says, not yet understood."""
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        raise MayaError(
+            f"the hardware file {shown(path)} is not there.", "It is named by --hardware or by MAYA_HARDWARE."
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise MayaError(f"the hardware file {shown(path)} cannot be read: {error}.") from None
+
+
+def parse(path: Path, text: str) -> dict[str, Any]:
+    """The file's sections, of the right form but with entries not yet checked."""
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise MayaError(f"{shown(path)}: not valid TOML: {error}.", "docs/hardware.md has an example.") from None
+    for name, content in tables.items():
+        if name not in SECTIONS:
+            _refuse(
+                f"{shown(path)}: unknown section '{name}'.",
+                name,
+                SECTIONS,
+                "Sections are [gpus.NAME], [nodes.NAME], [networks.NAME] and [[prices]].",
+            )
+        entries = content if name == "prices" else content.values() if isinstance(content, dict) else None
+        if not isinstance(content, list if name == "prices" else dict) or not all(
+            isinstance(entry, dict) for entry in entries or ()
+        ):
+            form = "[[prices]]" if name == "prices" else f"[{name}.NAME]"
+            raise MayaError(f"{shown(path)}: '{name}' has entries of the wrong form.", f"Write each as {form}.")
+    return tables
+
+
+def merge(path: Path, section: str, shipped: Table, own: Table) -> Table:
+    """The section with the user's entries in it. Each of those is complete again, and says which fields are the user's."""
+    written = {key(name): entry for name, entry in own.items()}
+    other_names = {alias: name for name, entry in shipped.items() for alias in entry.get("aliases", ())}
+    merged: Table = dict(shipped)
+
+    def complete(name: str, asked_by: tuple[str, ...]) -> dict[str, Any]:
+        where = f"{shown(path)}: {section}.{name}"
+        if name in asked_by:
+            raise MayaError(f"{where}: derives from itself: {' -> '.join((*asked_by, name))}.")
+        if name not in written:
+            return shipped[name]
+        if name in other_names:
+            raise MayaError(
+                f"{where}: '{name}' is another name of '{other_names[name]}'.",
+                f"Write [{section}.{other_names[name]}] to change that entry, or take another name.",
+            )
+        entry = {field: value for field, value in written[name].items() if field != "base"}
+        base, inherited = written[name].get("base"), dict(shipped.get(name, {}))
+        if base is not None:
+            if not isinstance(base, str):
+                raise MayaError(f"{where}: base must be the name of an entry, not {base!r}.")
+            base = other_names.get(key(base), key(base))
+            if base not in shipped and base not in written:
+                _refuse(f"{where}: base = '{base}' is not known.", base, (*shipped, *written), "")
+            inherited = complete(base, (*asked_by, name)) if base != name else inherited
+            # another entry, so not its other names, nor the place it has by default
+            inherited = {field: value for field, value in inherited.items() if field not in ("aliases", "default")}
+        if isinstance(entry.get("peak_flops"), dict):
+            entry["peak_flops"] = {**inherited.get("peak_flops", {}), **entry["peak_flops"]}
+        root = inherited.get("base") or base
+        fields = tuple(dict.fromkeys((*inherited.get("own", ()), *entry)))
+        return {**inherited, **entry, "base": root, "own": fields}
+
+    for name in written:
+        merged[name] = complete(name, ())
+    return merged
+
+
+def validate(path: Path | None, where: str, model: type[Model], entry: Mapping[str, Any]) -> Model:
+    """The entry as its model, or an error in the user's words. `path` is None for what Maya ships."""
+    try:
+        return model(**entry)
+    except ValidationError as error:
+        if path is None:
+            raise
+        _explain(f"{shown(path)}: {where}", model, error.errors())
+
+
+def _explain(where: str, model: type[BaseModel], errors: list[ErrorDetails]) -> NoReturn:
+    missing = [str(error["loc"][0]) for error in errors if error["type"] == "missing"]
+    unknown = [str(error["loc"][0]) for error in errors if error["type"] == "extra_forbidden"]
+    if unknown:
+        fields = [name for name in model.model_fields if name not in ("name", "own")]
+        _refuse(f"{where}: unknown field '{unknown[0]}'.", unknown[0], fields, f"Fields are {', '.join(fields)}.")
+    wrong = [error for error in errors if error["type"] not in ("missing", "extra_forbidden")]
+    if wrong:
+        raise MayaError(f"{where}: {_sentence(wrong[0])}.")
+    derive = "base" in model.model_fields
+    raise MayaError(
+        f"{where}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing.",
+        'Give what is missing, or derive from an entry of the catalog: base = "NAME".' if derive else "",
+    )
+
+
+_EXPECTED = {"int": "a whole number", "float": "a number", "bool": "true or false", "string": "text", "tuple": "a list"}
+
+
+def _sentence(error: ErrorDetails) -> str:
+    """What is wrong with a field, and what it must be."""
+    field = ".".join(str(part) for part in error["loc"] if part != "[key]")
+    context, value = error.get("ctx", {}), error["input"]
+    value = f"'{value}'" if isinstance(value, str) else value
+    match error["type"]:
+        case "greater_than":
+            return f"{field} must be greater than {context['gt']:g}, not {value}"
+        case "greater_than_equal":
+            return f"{field} must be at least {context['ge']:g}, not {value}"
+        case "less_than_equal":
+            return f"{field} must be at most {context['le']:g}, not {value}"
+        case "literal_error":
+            return f"{field} must be {context['expected']}, not {value}"
+        case "value_error" if field:
+            return f"{field} {context['error']}, not {value}"
+        case "value_error":
+            return str(context["error"])
+    expected = _EXPECTED.get(error["type"].split("_")[0])
+    return f"{field} must be {expected}, not {value}" if expected else f"{field}: {error['msg']}"
+
+
+def _refuse(problem: str, wanted: str, known: tuple[str, ...] | list[str], advice: str) -> NoReturn:
+    close = difflib.get_close_matches(wanted, known, n=1, cutoff=0.5)
+    raise MayaError(problem, f"Did you mean '{close[0]}'?" if close else advice)
