@@ -1,12 +1,14 @@
 # make demo     everything from nothing: environment, install, an unmodified training script on an emulated GPU
 # make test     the tests          make lint   style and types
 # make bench    speed figures      make format rewrites the sources in the project's style
+# make accuracy DATA=folder   error of the predictor on measurements its fit did not see (docs/predictor.md)
+# make profiles DATA=folder   fits the predictor's profiles anew
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint format bench bench-worlds clean
+.PHONY: demo test lint format bench bench-worlds bench-predictor accuracy profiles clean
 
 demo: $(INSTALLED)
 	$(BIN)/maya run --gpu h100 --out maya-out/demo -- python examples/train_gpt.py
@@ -28,6 +30,17 @@ bench: $(INSTALLED)
 
 bench-worlds: $(INSTALLED)
 	$(BIN)/python tests/benchmarks/bench_worlds.py
+
+bench-predictor: $(INSTALLED)
+	$(BIN)/python tests/benchmarks/bench_predictor.py
+
+accuracy: $(INSTALLED)
+	@test -n "$(DATA)" || { echo "make accuracy DATA=folder: the measurements to hold predictions against (docs/predictor.md)"; exit 2; }
+	$(BIN)/python tests/accuracy/predictor.py "$(DATA)"
+
+profiles: $(INSTALLED)
+	@test -n "$(DATA)" || { echo "make profiles DATA=folder: the measurements to fit (docs/predictor.md)"; exit 2; }
+	$(BIN)/python -m maya_core.predictor.fitting "$(DATA)"
 
 # torch first and by its exact version: a range would pull gigabytes of CUDA packages.
 $(INSTALLED): pyproject.toml constraints.txt

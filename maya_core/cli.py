@@ -12,6 +12,7 @@ from rich.console import Console
 
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import DEFAULT_GPU, find_gpu, use_hardware_file
+from maya_core.predictor.calibrate import commands as calibrate
 
 HANGS = 3  # exit code of a run whose job would hang
 
@@ -22,6 +23,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(calibrate.app, name="calibrate")
 
 HardwareOption = Annotated[
     Path | None,
@@ -145,6 +147,33 @@ def show_hardware(
         console.print(tables.network_table())
     else:
         console.print(tables.gpu_table(console.width))
+
+
+@app.command()
+def kernels(
+    folder: Annotated[Path, typer.Argument(help="The --out folder of a `maya run`.", metavar="DIR")],
+    gpu: Annotated[str | None, typer.Option(help="Price the trace for this GPU instead of its own.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="How many ops to list.")] = 20,
+    rank: Annotated[int | None, typer.Option(min=0, help="Only this rank.")] = None,
+    burst: Annotated[bool, typer.Option(help="At the clocks of short bursts, not of sustained load.")] = False,
+) -> None:
+    """Lists what takes the GPU's time in a recorded step, how long each op takes, and how surely that is known."""
+    from maya_core.hardware.cluster import cluster
+    from maya_core.predictor.calibration import load_calibration
+    from maya_core.predictor.predict import durations_of
+    from maya_core.report.kernels import entries, render
+    from maya_core.trace.job import read_job
+
+    job = read_job(folder)
+    traces = {int(trace.meta.get("rank", 0)): trace for trace in job.ranks.values()}
+    if rank is not None and rank not in traces:
+        raise MayaError(f"rank {rank} was not emulated.", f"There are: {', '.join(map(str, traces))}.")
+    for number, trace in traces.items():
+        if rank is not None and number != rank:
+            continue
+        machine = cluster(gpu or trace.meta["gpu"], job.gpus_per_node, job.nodes)
+        priced = durations_of(trace, machine, burst=burst, calibration=load_calibration(machine.gpu))
+        Console().print(render(number, machine.gpu.name, entries(trace, priced), top))
 
 
 def entry() -> None:

@@ -1,0 +1,318 @@
+"""A user's own measurements of a GPU, and how predictions follow them.
+
+A calibration is one JSON file in the user's profile folder. Kernels that were measured take as long as was measured; others
+of the same family and model take what Maya's own profiles say times a factor that the measurements support. `calibrate/`
+makes calibrations; here they are kept, found and applied.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import hashlib
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+
+import maya_core
+from maya_core.errors import MayaError
+from maya_core.hardware.catalog import Gpu
+from maya_core.hardware.cluster import Cluster
+from maya_core.predictor.durations import Durations, Provenance
+from maya_core.predictor.kernels.kernel import Kernel
+from maya_core.predictor.placement import Placement, island_size
+from maya_core.predictor.profile import SHIPPED, user_folder
+
+# A factor may fall with the predicted time t, but t x factor(t) must not: above t^-1. Half of that is all that is taken.
+STEEPEST = 0.5
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Origin(Strict):
+    """Where measurements came from."""
+
+    kind: Literal["kineto", "nccl-tests", "measure"]
+    name: str  # of the file, or of the device
+    note: str = ""
+
+
+class Measured(Strict):
+    """A kernel that was timed."""
+
+    family: str
+    model: str
+    sizes: tuple[float, ...]
+    seconds: PositiveFloat  # under load, the median
+    samples: PositiveInt
+    spread: float = Field(0.0, ge=0)  # interquartile range by the median
+    burst_seconds: PositiveFloat | None = None  # of a GPU that was idle before, where that was timed too
+
+    @property
+    def kernel(self) -> Kernel:
+        return Kernel(self.family, self.model, self.sizes)
+
+
+class Factor(Strict):
+    """Measured time by predicted time: one number for short kernels, one for long ones, and between them in proportion."""
+
+    family: str
+    model: str
+    rows: PositiveInt  # distinct shapes it rests on
+    short: PositiveFloat  # at `short_s` of predicted time and below
+    long: PositiveFloat  # at `long_s` and above
+    short_s: PositiveFloat
+    long_s: PositiveFloat
+    spread: float = Field(ge=0)  # of the measurements around it: 0.1 is 10 %
+    smallest: tuple[float, ...]  # of each size
+    largest: tuple[float, ...]
+
+    @model_validator(mode="after")
+    def _keeps_order(self) -> Factor:
+        if self.long_s < self.short_s:
+            raise ValueError("long_s is below short_s")
+        if self.slope < -STEEPEST - 1e-6:
+            raise ValueError("it falls so steeply that longer kernels would become shorter")
+        return self
+
+    @property
+    def slope(self) -> float:
+        span = math.log(self.long_s / self.short_s)
+        return math.log(self.long / self.short) / span if span > 0 else 0.0
+
+    def at(self, predicted: np.ndarray) -> np.ndarray:
+        """The factor on these predicted seconds. It is a function of time alone, and predicted time x factor never falls
+        as predicted time grows: so what doubling a size cost before, it costs after."""
+        place = np.log(np.clip(predicted, self.short_s, self.long_s) / self.short_s)
+        return self.short * np.exp(self.slope * place)
+
+    def covers(self, sizes: np.ndarray, predicted: np.ndarray) -> np.ndarray:
+        """Whether every size, and the predicted time, is between those measured."""
+        inside = (sizes >= np.array(self.smallest)) & (sizes <= np.array(self.largest))
+        return inside.all(axis=1) & (predicted >= self.short_s) & (predicted <= self.long_s)
+
+
+class Check(Strict):
+    """Median error on distinct shapes that a factor was not made from, in percent of the measured time."""
+
+    family: str
+    model: str
+    rows: int
+    before_pct: float
+    after_pct: float
+
+
+class Unused(Strict):
+    """Measurements that gave no factor; each of them still counts for its own shape."""
+
+    family: str
+    model: str
+    rows: int
+    reason: str
+
+
+class Collective(Strict):
+    """A collective that was timed. Bytes are of the whole buffer, as nccl-tests count them."""
+
+    op: str
+    bytes: float = Field(ge=0)
+    ranks_per_node: PositiveInt
+    nodes: PositiveInt
+    network: str = ""  # "" within a node
+    seconds: PositiveFloat
+    samples: PositiveInt
+
+
+class Calibration(Strict):
+    format: Literal["maya-calibration"] = "maya-calibration"
+    version: Literal[1] = 1
+    name: str
+    gpu: str
+    created: datetime.datetime
+    shipped: str  # which predictions the factors are ratios to: see `shipped_digest`
+    sources: list[Origin]
+    measured: list[Measured] = []
+    factors: list[Factor] = []
+    unused: list[Unused] = []
+    checks: list[Check] = []
+    collectives: list[Collective] = []
+
+    @functools.cached_property
+    def seconds_of(self) -> dict[Kernel, float]:
+        return {row.kernel: row.seconds for row in self.measured}
+
+    @functools.cached_property
+    def factor_of(self) -> dict[tuple[str, str], Factor]:
+        return {(factor.family, factor.model): factor for factor in self.factors}
+
+    @functools.cached_property
+    def curves(self) -> dict[tuple[str, int, int, str], tuple[np.ndarray, np.ndarray]]:
+        """By op, ranks of a node, nodes and network: bytes and seconds, both rising."""
+        groups: dict[tuple[str, int, int, str], dict[float, float]] = {}
+        for row in self.collectives:
+            if row.bytes > 0:
+                where = (row.op, row.ranks_per_node, row.nodes, row.network)
+                groups.setdefault(where, {})[row.bytes] = row.seconds
+        curves = {}
+        for where, rows in groups.items():
+            sizes = np.array(sorted(rows))
+            curves[where] = sizes, np.maximum.accumulate(np.array([rows[size] for size in sizes]))
+        return curves
+
+
+def apply(calibration: Calibration, kernels: Sequence[Kernel], durations: Durations) -> Durations:
+    """These durations as the calibration corrects them.
+
+    A kernel that was measured gets what was measured. Others of a (family, model) with a factor get their predicted time
+    times it; they count as interpolated between the sizes measured, and as before outside of them.
+    """
+    if not len(durations):
+        return durations
+    seconds, provenance = durations.seconds.copy(), durations.provenance.copy()
+    profile, own = durations.profile.copy(), len(durations.profiles)
+    groups: dict[tuple[str, str], list[int]] = {}
+    for place, kernel in enumerate(kernels):
+        if (exact := calibration.seconds_of.get(kernel)) is not None:
+            seconds[place], provenance[place], profile[place] = exact, Provenance.MEASURED, own
+        elif (kernel.family, kernel.model) in calibration.factor_of:
+            groups.setdefault((kernel.family, kernel.model), []).append(place)
+    for key, places in groups.items():
+        factor, predicted = calibration.factor_of[key], durations.seconds[places]
+        sizes = np.array([kernels[place].sizes for place in places], float)
+        covered = factor.covers(sizes, predicted)
+        seconds[places] = predicted * factor.at(np.maximum(predicted, 1e-12))
+        provenance[places] = np.where(covered, np.uint8(Provenance.INTERPOLATED), durations.provenance[places])
+        profile[places] = own
+    return Durations(seconds, provenance, profile, (*durations.profiles, f"calibration/{calibration.name}"))
+
+
+# Ops of a trace that are one op of NCCL's.
+NCCL_OPS = {"all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter", "recv": "send"}
+
+
+def apply_collectives(
+    calibration: Calibration,
+    op: str,
+    nbytes: Sequence[float] | np.ndarray,
+    placement: Placement,
+    cluster: Cluster,
+    durations: Durations,
+) -> Durations:
+    """Durations of calls of one op on one group, corrected where that op was measured on groups placed alike.
+
+    Between measured sizes time is read off the measurements; below and above them the prediction is scaled to join on.
+    """
+    if not placement.even or island_size(cluster) != cluster.gpus_per_node:
+        return durations
+    network = cluster.network.name if placement.islands > 1 else ""
+    curve = calibration.curves.get((NCCL_OPS.get(op, op), placement.largest, placement.islands, network))
+    sizes = np.asarray(nbytes, np.float64)
+    if curve is None or not len(sizes):
+        return durations
+    known, times = curve
+    within = np.exp(np.interp(np.log(np.maximum(sizes, 1)), np.log(known), np.log(times)))
+    inside = (sizes >= known[0]) & (sizes <= known[-1])
+    seconds = np.where(inside, within, durations.seconds)
+    for outside, border in ((sizes < known[0], known[0]), (sizes > known[-1], known[-1])):
+        if outside.any():
+            from maya_core.predictor import collectives
+
+            expected = float(collectives.predict(op, [border], placement, cluster).seconds[0])
+            at_border = times[0] if border == known[0] else times[-1]
+            seconds = np.where(outside & (sizes > 0), durations.seconds * at_border / max(expected, 1e-12), seconds)
+    provenance = np.where(inside, np.uint8(Provenance.INTERPOLATED), durations.provenance)
+    provenance = np.where(np.isin(sizes, known), np.uint8(Provenance.MEASURED), provenance)
+    profile = np.full(len(sizes), len(durations.profiles), np.int32)
+    return Durations(seconds, provenance, profile, (*durations.profiles, f"calibration/{calibration.name}"))
+
+
+# Files
+
+
+@functools.cache
+def shipped_digest() -> str:
+    """Which predictions this is: Maya's version and the profiles that come with it."""
+    digest = hashlib.sha256(maya_core.__version__.encode())
+    for path in sorted(SHIPPED.rglob("*.json")):
+        digest.update(path.relative_to(SHIPPED).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def path_of(name: str) -> Path:
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
+        raise MayaError(f"'{name}' cannot be the name of a calibration.", "Use letters, digits, '-', '_' and '.'.")
+    return user_folder() / f"{name}.json"
+
+
+def read_calibration(path: Path) -> Calibration | None:
+    """The calibration in a file; None if it is a file of another kind."""
+    try:
+        text = path.read_text()
+        if "maya-calibration" not in text:
+            return None
+        return Calibration.model_validate_json(text)
+    except (OSError, ValidationError, ValueError) as error:
+        raise MayaError(
+            f"{path} is not a calibration that this version of Maya can read ({_first(error)}).",
+            f"Remove it with `maya calibrate remove {path.stem}`, or make it anew with --replace.",
+        ) from error
+
+
+def _first(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+    return str(error).splitlines()[0]
+
+
+def calibrations(gpu: Gpu | str | None = None) -> list[Calibration]:
+    """The user's calibrations, of that GPU alone if one is given, newest first: that one is used."""
+    wanted = gpu if isinstance(gpu, str) or gpu is None else gpu.name
+    found = [read_calibration(path) for path in sorted(user_folder().glob("*.json"))]
+    mine = [each for each in found if each is not None and wanted in (None, each.gpu)]
+    return sorted(mine, key=lambda each: each.created, reverse=True)
+
+
+def load_calibration(gpu: Gpu | str) -> Calibration | None:
+    """The user's newest calibration of that very GPU, or None. Factors are made anew if Maya's own predictions changed."""
+    found = calibrations(gpu)
+    if not found:
+        return None
+    newest = found[0]
+    if newest.shipped != shipped_digest():
+        from maya_core.predictor.calibrate.factors import refit
+
+        newest = refit(newest)
+    return newest
+
+
+def write_calibration(calibration: Calibration, *, replace: bool = False) -> Path:
+    path = path_of(calibration.name)
+    if path.exists() and not replace:
+        raise MayaError(
+            f"there is a calibration '{calibration.name}' already ({path}).",
+            "Give --add to add these measurements to it, --replace to write over it, or --name for a new one.",
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(calibration.model_dump_json(indent=1) + "\n")
+    part.replace(path)
+    return path
+
+
+def remove_calibration(name: str) -> Path:
+    path = path_of(name)
+    if not path.exists():
+        known = ", ".join(sorted(each.stem for each in user_folder().glob("*.json"))) or "none"
+        raise MayaError(f"there is no calibration '{name}' in {user_folder()}.", f"There are: {known}.")
+    if "maya-calibration" not in path.read_text(errors="replace"):
+        raise MayaError(f"{path} is not a calibration.", "Remove it yourself if you do not need it.")
+    path.unlink()
+    return path

@@ -1,0 +1,56 @@
+"""What a predictor answers: seconds, and how it knows them."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+class Provenance(enum.IntEnum):
+    """How a duration is known, surest first."""
+
+    MEASURED = 0  # this very work was timed on this GPU
+    INTERPOLATED = 1  # between measurements of this GPU
+    EXTRAPOLATED = 2  # outside of them by structure alone, or carried over from another GPU
+    BOUND = 3  # no measurement of the kind: a lower bound from the data sheet
+
+
+@dataclass(frozen=True)
+class Durations:
+    """Seconds of a batch of work, with provenance and the profile each came from."""
+
+    seconds: np.ndarray  # float64
+    provenance: np.ndarray  # uint8, of Provenance
+    profile: np.ndarray  # index into `profiles`
+    profiles: tuple[str, ...]
+
+    @staticmethod
+    def of(seconds: np.ndarray, provenance: np.ndarray | Provenance, profile: str) -> Durations:
+        seconds = np.asarray(seconds, np.float64)
+        known = np.broadcast_to(np.asarray(provenance, np.uint8), seconds.shape)
+        return Durations(seconds, known, np.zeros(seconds.shape, np.int32), (profile,))
+
+    def taken(self, places: np.ndarray) -> Durations:
+        return Durations(self.seconds[places], self.provenance[places], self.profile[places], self.profiles)
+
+    @staticmethod
+    def joined(parts: Sequence[Durations]) -> Durations:
+        """One answer of several, one after the other."""
+        names: dict[str, int] = {}
+        profile = [
+            np.array([names.setdefault(name, len(names)) for name in part.profiles], np.int32)[part.profile]
+            for part in parts
+        ]
+        none = np.zeros(0)
+        return Durations(
+            np.concatenate([part.seconds for part in parts] or [none]),
+            np.concatenate([part.provenance for part in parts] or [none.astype(np.uint8)]),
+            np.concatenate(profile or [none.astype(np.int32)]),
+            tuple(names),
+        )
+
+    def __len__(self) -> int:
+        return len(self.seconds)

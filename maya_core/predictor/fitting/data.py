@@ -1,0 +1,42 @@
+"""Reads the measurements a fit starts from: a folder of CSV and Parquet files, each a table of columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.compute as compute
+import pyarrow.csv as csv
+import pyarrow.parquet as parquet
+from pyarrow import types
+
+from maya_core.errors import MayaError
+
+Table = dict[str, np.ndarray]
+
+
+def read_table(folder: Path, name: str, columns: list[str] | None = None) -> Table:
+    """The file `name` under `folder` as columns; texts as objects, missing numbers as nan, numbers as float64."""
+    path = folder / name
+    if not path.exists():
+        raise MayaError(f"no measurements at {path}.", "docs/predictor.md says which files a data folder holds.")
+    table = parquet.read_table(path, columns=columns) if name.endswith(".parquet") else csv.read_csv(path)
+    found: Table = {}
+    for column in columns or table.column_names:
+        values = table[column]
+        if types.is_dictionary(values.type):
+            values = compute.cast(values, values.type.value_type)
+        number = types.is_integer(values.type) or types.is_floating(values.type) or types.is_boolean(values.type)
+        found[column] = (
+            compute.cast(values, "double").to_numpy() if number else np.array(values.to_pylist(), dtype=object)
+        )
+    return found
+
+
+def where(table: Table, mask: np.ndarray) -> Table:
+    """The rows that `mask` picks."""
+    return {name: column[mask] for name, column in table.items()}
+
+
+def rows(table: Table) -> int:
+    return len(next(iter(table.values())))

@@ -1,0 +1,186 @@
+"""How long kernels take that are bound by moving bytes.
+
+A kernel takes its floor, and its traffic over the share of the data sheet's bandwidth that its pattern reaches. Where rows are
+worked on by a block each, few rows leave the GPU idle, and rows too long to be kept on the chip are read again. What that
+leaves unexplained (caches, ramps, waves) a lattice corrects, over traffic in units of the L2 cache, or over rows per SM and
+the length of a row: both carry over from one GPU to another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from maya_core.hardware.catalog import Gpu
+from maya_core.predictor.durations import Durations, Provenance
+from maya_core.predictor.lattice import Axis, Lattice
+from maya_core.predictor.profile import Found, find_profile
+
+FAMILY = "memory"
+READ, WRITTEN, ELEMENTS, ROW = range(4)
+
+# A block to a row; the rest are shared by all blocks whatever their shape.
+BY_ROW = ("norm", "norm_backward", "softmax", "warp_softmax", "softmax_backward")
+ALONE = 4.0  # times its fair share of bandwidth that an SM draws when few others are busy
+NOMINAL_BYTES = 8  # of an element of a row, read and written: so that rows follow from traffic
+TRAFFIC_AXIS = Axis(-14.0, 8.0, 2)  # log2 of traffic / L2
+ROW_AXES = (Axis(-6.0, 10.0), Axis(5.0, 18.0))  # log2 of rows per SM, of row length
+
+# What an SM gets done where that, not DRAM, is the bound. Layer norms reach 1.1, 2.0 and 2.1 TB/s on A100, H100 and B200, in
+# float and in bfloat16 alike: 7 to 8 bytes a cycle of an SM. Softmaxes go by the element, 0.6 to 0.9 cycles on H100 and B200,
+# and so do elementwise kernels without vector loads, 0.8 to 1 on A100, H100 and B200.
+BYTES_PER_CYCLE = {"norm": 10.0, "norm_backward": 12.0, "column_reduction": 12.0}
+CYCLES_PER_ELEMENT = {"softmax": 0.57, "warp_softmax": 0.57, "softmax_backward": 0.33, "strided": 0.8}
+
+# SoftMax.cu: of rows that neither registers nor shared memory hold, the input is read three times, backward the gradient twice;
+# L2 serves that while it holds the rows that are being worked on, two to an SM.
+READ_AGAIN = {"softmax": 2.0, "softmax_backward": 0.5}
+ROWS_AT_ONCE = 2
+KEPT_ON_SM = 48 * 1024  # bytes of a row that shared memory holds
+KEPT_IN_L2 = 0.5  # share of it that serves rereads
+
+# LossNLL: one warp goes over all targets, 32 at a time; each round waits for memory twice. 1 us a round was
+# set by eye to cross entropies on A100; no other GPU was looked at.
+SERIAL = {"loss": (32, 1.0e-6)}
+
+
+class Relative(NamedTuple):
+    """Patterns nobody measured apart: as another one, taking `factor` as long."""
+
+    model: str
+    factor: float
+
+
+# Two factors were set by eye to eager chains: moments to group norms on B200, casts to RMS norms on A100. All others than 1 are
+# guesses that nothing measured supports.
+RELATIVES = {
+    "cast": Relative("strided", 1.1),
+    "transpose": Relative("strided", 1.5),
+    "moments": Relative("norm", 2.4),
+    "multi_tensor": Relative("elementwise", 1.0),
+    "cat": Relative("elementwise", 1.05),
+    "gather": Relative("elementwise", 1.1),
+    "pool": Relative("elementwise", 1.2),
+    "scan": Relative("elementwise", 1.2),
+    "scatter": Relative("elementwise", 1.5),
+    "sort": Relative("elementwise", 2.0),
+    "random": Relative("fill", 1.3),
+    "select": Relative("reduction", 1.5),
+    "column_reduction": Relative("reduction", 1.3),
+    "channel_reduction": Relative("reduction", 1.3),
+    "loss": Relative("elementwise", 1.0),
+    "other": Relative("elementwise", 1.0),
+}
+UNKNOWN = Relative("elementwise", 1.0)
+BOUND_ONLY = ("other",)
+DATA_SHEET_SHARE = 0.85  # where no profile is near at all
+FLOOR_US = 2.0
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """Of one pattern on one GPU."""
+
+    floor_s: float
+    share: float  # of the data sheet's bandwidth
+    correction: Lattice | None = None
+
+    @staticmethod
+    def load(stored: dict[str, Any]) -> Coefficients:
+        lattice = Lattice.load(stored["correction"]) if stored.get("correction") else None
+        return Coefficients(stored["floor_us"] * 1e-6, stored["share"], lattice)
+
+    def store(self) -> dict[str, Any]:
+        kept: dict[str, Any] = {"floor_us": round(self.floor_s * 1e6, 3), "share": round(self.share, 4)}
+        if self.correction is not None:
+            kept["correction"] = self.correction.store().model_dump()
+        return kept
+
+
+def traffic(gpu: Gpu, model: str, sizes: np.ndarray) -> np.ndarray:
+    """Bytes through DRAM, with what is read again."""
+    total = sizes[:, READ] + sizes[:, WRITTEN]
+    again = READ_AGAIN.get(model)
+    if again is None:
+        return total
+    row_bytes = sizes[:, READ] / np.maximum(sizes[:, ELEMENTS], 1) * sizes[:, ROW]
+    crowding = row_bytes * ROWS_AT_ONCE * gpu.sms / (gpu.l2_bytes * KEPT_IN_L2)
+    return total + again * sizes[:, READ] * _from(row_bytes / KEPT_ON_SM) * _from(crowding)
+
+
+def _from(share: np.ndarray) -> np.ndarray:
+    """0 up to a half, 1 from the whole."""
+    return np.clip(np.log2(np.maximum(share, 1e-9)) + 1, 0, 1)
+
+
+def effective_bytes(gpu: Gpu, model: str, sizes: np.ndarray) -> np.ndarray:
+    """What DRAM could move in the time that the kernel's bound takes: its traffic, or more where the SMs are the bound."""
+    moved = traffic(gpu, model, sizes)
+    bytes_per_cycle = gpu.memory_bandwidth_bytes_per_s / (gpu.sms * gpu.boost_clock_mhz * 1e6)
+    if model in BYTES_PER_CYCLE:
+        moved = moved * max(1.0, bytes_per_cycle / BYTES_PER_CYCLE[model])
+    if model in CYCLES_PER_ELEMENT:
+        moved = np.maximum(moved, sizes[:, ELEMENTS] * CYCLES_PER_ELEMENT[model] * bytes_per_cycle)
+    return moved
+
+
+def place(gpu: Gpu, model: str, sizes: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Where the correction is read: effective bytes in units of the L2 cache, or rows per SM and the length of a row."""
+    moved = effective_bytes(gpu, model, sizes)
+    if model in BY_ROW:
+        row = np.maximum(sizes[:, ROW], 1)
+        return moved / (NOMINAL_BYTES * row * gpu.sms), row
+    return (moved / gpu.l2_bytes,)
+
+
+def growth(model: str, *where: np.ndarray) -> np.ndarray:
+    """How structural time beyond the floor grows from place to place, on any GPU: a row is not faster alone than `ALONE` allows."""
+    if model in BY_ROW:
+        return np.maximum(where[0], 1 / ALONE) * where[1]
+    return where[0]
+
+
+def streaming(gpu: Gpu, model: str, share: float, sizes: np.ndarray) -> np.ndarray:
+    """Seconds beyond the floor, by structure alone."""
+    unit = NOMINAL_BYTES * gpu.sms if model in BY_ROW else gpu.l2_bytes
+    return growth(model, *place(gpu, model, sizes)) * unit / (gpu.memory_bandwidth_bytes_per_s * share)
+
+
+def evaluate(gpu: Gpu, model: str, coefficients: Coefficients, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds, and whether measurements surround the sizes. The floor is not corrected: so doubling costs time on any GPU."""
+    seconds = streaming(gpu, model, coefficients.share, sizes)
+    backed = np.zeros(len(sizes), bool)
+    if coefficients.correction is not None:
+        factor, backed = coefficients.correction(*place(gpu, model, sizes))
+        seconds = seconds * factor
+    return coefficients.floor_s + seconds, backed
+
+
+def _coefficients(gpu: Gpu, model: str) -> tuple[Coefficients, Found | None]:
+    found = find_profile(FAMILY, gpu, model)
+    if found is None:
+        return Coefficients(FLOOR_US * 1e-6, DATA_SHEET_SHARE), None
+    return Coefficients.load(found.profile.models[model]), found
+
+
+def predict(gpu: Gpu, model: str, sizes: np.ndarray) -> Durations:
+    """Durations of kernels of one pattern; `sizes` has a row (bytes read, written, elements, row length) for each."""
+    sizes = np.asarray(sizes, np.float64).reshape(-1, 4)
+    coefficients, found = _coefficients(gpu, model)
+    fitted, factor = model, 1.0
+    if found is None:
+        fitted, factor = RELATIVES.get(model, UNKNOWN)
+        coefficients, found = _coefficients(gpu, fitted)
+    seconds, backed = evaluate(gpu, fitted, coefficients, sizes)
+    floor = coefficients.floor_s
+    seconds = floor + np.maximum(seconds - floor, 0) * factor if factor != 1.0 else seconds
+    if model in SERIAL:
+        each, latency = SERIAL[model]
+        seconds = np.maximum(seconds, floor + np.ceil(sizes[:, ELEMENTS] / each) * latency)
+    own = found is not None and found.own and fitted == model
+    provenance = np.where(backed & own, Provenance.INTERPOLATED, Provenance.EXTRAPOLATED)
+    if found is None or model in BOUND_ONLY:
+        provenance = np.full(len(sizes), Provenance.BOUND)
+    return Durations.of(seconds, provenance.astype(np.uint8), found.name if found else "data sheet")
