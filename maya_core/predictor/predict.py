@@ -246,19 +246,21 @@ class Predictor:
         def product(m: np.ndarray, n: np.ndarray, k: np.ndarray) -> np.ndarray:
             return self._products(dtype, np.stack([np.ones_like(m), m, n, k, np.zeros_like(m)], axis=1), False).seconds
 
-        seconds = np.zeros(len(sizes))
-        name, provenance = "data sheet", Provenance.BOUND
-        for backward in (0, 1):
-            those = sizes[:, 0] == backward
-            half = "float16" if dtype in ("bfloat16", "float16") else "float32"
-            found = self._find("recurrent", (f"{half} {'backward' if backward else 'forward'}",))
-            if those.any() and found is not None:
-                profile, model = found
-                seconds[those] = recurrent.seconds(profile.profile.models[model], product, sizes[those])
-                name, provenance = profile.name, Provenance.EXTRAPOLATED
-                if profile.own and half == dtype:
-                    provenance = Provenance.INTERPOLATED
-        return Durations.of(seconds, provenance, name)
+        half = "float16" if dtype in ("bfloat16", "float16") else "float32"
+        parts, order = [], []
+        for backward, name in enumerate(("forward", "backward")):
+            those = np.flatnonzero(sizes[:, 0] == backward)
+            if not len(those):
+                continue
+            order.append(those)
+            found = self._find("recurrent", (f"{half} {name}",))
+            if found is None:
+                parts.append(self._bound(dtype, np.prod(sizes[those][:, 1:8], axis=1)))
+                continue
+            profile, model = found
+            seconds = recurrent.seconds(profile.profile.models[model], product, sizes[those])
+            parts.append(_known(seconds, recurrent.among_measured(sizes[those]) & (half == dtype), profile))
+        return Durations.joined(parts).taken(np.argsort(np.concatenate(order)))
 
     def _bound(self, dtype: str, flops: np.ndarray) -> Durations:
         return Durations.of(flops / peak_flops(self.gpu, dtype), Provenance.BOUND, "data sheet")

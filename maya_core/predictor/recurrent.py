@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+# What DeepBench measured: one layer in one direction, of these sizes.
+MEASURED_HIDDEN, MEASURED_BATCH = (256, 4096), (8, 128)
+
 Product = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # seconds of products m, n, k
 
 
@@ -47,3 +50,13 @@ def seconds(model: RecurrentModel | dict[str, Any], product: Product, sizes: np.
     empty = np.prod(sizes[:, 2:8], axis=1) == 0
     total = fitted.step_us * 1e-6 * count + fitted.step_share * stepwise + fitted.whole_share * whole
     return np.where(empty, 0.0, total)
+
+
+def among_measured(sizes: np.ndarray) -> np.ndarray:
+    """Whether layers are of a kind that was measured."""
+    _, _, layers, directions, _, batch, _, hidden, _ = sizes.T
+    one = (layers == 1) & (directions == 1)
+    between = [
+        (low <= size) & (size <= high) for size, (low, high) in ((hidden, MEASURED_HIDDEN), (batch, MEASURED_BATCH))
+    ]
+    return one & np.logical_and.reduce(between)

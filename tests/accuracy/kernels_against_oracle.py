@@ -4,7 +4,7 @@
 
 RUN is a command that runs a script on real CUDA PyTorch over a fake CUDA runtime, and writes what was launched into the
 file ORACLE_TRACE names: `L kernel,grid,block,...`, `G gemm,m,n,k,batch`, `P direction,bytes`, `Z bytes` and
-`S cudaDeviceSynchronize`. With --write the figures are kept, for tests/predictor/test_kernels.py.
+`S cudaDeviceSynchronize`. With --write the figures are kept, for tests/predictor/test_op_kernels.py.
 """
 
 from __future__ import annotations

@@ -272,3 +272,13 @@ def test_an_embedding_reads_the_rows_it_is_asked_for() -> None:
 def test_an_op_nobody_described_is_elementwise() -> None:
     x = t(1000)
     assert one("an_op_of_tomorrow", [x, x], self=x, other=x).sizes == (8000, 8000, 1000, 0)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_the_state_says_which_dimension_of_a_recurrent_input_is_the_batch(batch_first: bool) -> None:
+    """cuDNN is handed steps first, whatever the layer was told."""
+    source, state = (Tensor("Half", sizes, packed(sizes), "cuda") for sizes in ((20, 64, 512), (2, 64, 256)))
+    names = ["input", "hx", "mode", "hidden_size", "num_layers", "batch_first", "bidirectional", "batch_sizes"]
+    arguments = [source, state, 2, 256, 2, batch_first, False, []]
+    [kernel] = kernels_of(Signature("aten::_cudnn_rnn", names, arguments, [source], 1, 0))
+    assert kernel.sizes == (0, 4, 2, 1, 20, 64, 512, 256, 2)

@@ -15,10 +15,9 @@ def layers(op: Op) -> list[Kernel]:
     lengths = op.get("batch_sizes")
     if lengths:  # packed: rows of all steps in one
         steps, batch = len(lengths), source.sizes[0] / len(lengths)
-    elif op.get("batch_first"):
-        batch, steps = source.sizes[0], source.sizes[1]
-    else:
-        steps, batch = source.sizes[0], source.sizes[1]
+    else:  # the state says which of the input's dimensions is the batch, however the input lies
+        batch = op["hx"].sizes[1]
+        steps = source.numel / max(batch * source.sizes[-1], 1)
     sizes = (
         int(op.name.endswith("_backward")), GATES.get(op["mode"], 4), op["num_layers"], 2 if op["bidirectional"] else 1,
         steps, batch, source.sizes[-1], op["hidden_size"], source.itemsize,
