@@ -26,7 +26,7 @@ from maya_core.hardware.cluster import Cluster
 from maya_core.predictor.durations import Durations, Provenance
 from maya_core.predictor.kernels.kernel import Kernel
 from maya_core.predictor.placement import Placement, island_size
-from maya_core.predictor.profile import SHIPPED, user_folder
+from maya_core.predictor.profile import SHIPPED, first_line, user_folder
 
 # A factor may fall with the predicted time t, but t x factor(t) must not: above t^-1. Half of that is all that is taken.
 STEEPEST = 0.5
@@ -260,16 +260,9 @@ def read_calibration(path: Path) -> Calibration | None:
         return Calibration.model_validate_json(text)
     except (OSError, ValidationError, ValueError) as error:
         raise MayaError(
-            f"{path} is not a calibration that this version of Maya can read ({_first(error)}).",
+            f"{path} is not a calibration that this version of Maya can read ({first_line(error)}).",
             f"Remove it with `maya calibrate remove {path.stem}`, or make it anew with --replace.",
         ) from error
-
-
-def _first(error: Exception) -> str:
-    if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
-    return str(error).splitlines()[0]
 
 
 def calibrations(gpu: Gpu | str | None = None) -> list[Calibration]:

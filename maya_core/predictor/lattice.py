@@ -65,13 +65,9 @@ class Lattice:
     def shape(self) -> tuple[int, ...]:
         return tuple(axis.count for axis in self.axes)
 
-    def corners(self, sizes: Sequence[np.ndarray]) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray]:
-        """(flat knot index, weight) of each corner of the cells the points lie in, and whether they are within the axes."""
-        return corners(self.axes, sizes)
-
     def __call__(self, *sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The factor on the structural time at these sizes, and whether measurements surround them."""
-        found, inside = self.corners(sizes)
+        found, inside = corners(self.axes, sizes)
         values, support = self.values.ravel(), self.support.ravel()
         total = np.zeros(len(inside))
         backed = np.zeros(len(inside))
@@ -126,7 +122,7 @@ def _unpacked(text: str) -> bytes:
 def corners(
     axes: Sequence[Axis], sizes: Sequence[np.ndarray]
 ) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray]:
-    """As `Lattice.corners`, for a grid without values yet."""
+    """(flat knot index, weight) of each corner of the cells the points lie in, and whether they are within the axes."""
     located = [axis.locate(np.atleast_1d(np.asarray(size, float))) for axis, size in zip(axes, sizes, strict=True)]
     inside = np.logical_and.reduce([place[2] for place in located])
     found = []

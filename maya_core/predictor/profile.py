@@ -85,12 +85,13 @@ def read_profile(path: Path) -> Profile:
         return Profile.model_validate_json(path.read_text())
     except (OSError, ValidationError, ValueError) as error:
         raise MayaError(
-            f"{path} is not a profile Maya can read ({_first_line(error)}).",
+            f"{path} is not a profile Maya can read ({first_line(error)}).",
             "Remove it, or make it anew with `maya calibrate`.",
         ) from error
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What is wrong with a file, in a line: the field, where there is one."""
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"

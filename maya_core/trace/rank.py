@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from maya_core.device.kernels.call import Signature, Tensor
+from maya_core.device.kernels.call import Signature, Tensor, packed
 from maya_core.errors import MayaError
 from maya_core.trace.communication import CollectiveCall, Communicator, Frame, Site
 from maya_core.trace.schema import EVENT, VERSION, Kind
@@ -74,19 +74,11 @@ def _to_json(value: Any) -> Any:
 def _from_json(value: Any) -> Any:
     if isinstance(value, dict):
         sizes = tuple(value["s"])
-        strides = tuple(value["t"]) if "t" in value else _packed(sizes)
+        strides = tuple(value["t"]) if "t" in value else packed(sizes)
         return Tensor(value["d"], sizes, strides, value.get("on", "cuda"))
     if isinstance(value, list):
         return [_from_json(item) for item in value]
     return value
-
-
-def _packed(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(sizes):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 # Numbers that mostly grow by little compress well as differences.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ import numpy as np
 from maya_core.hardware.catalog import Gpu, find_gpu
 from maya_core.predictor.attention import AttentionModel, seen_keys
 from maya_core.predictor.fitting.attention import fit_attention, fit_backward, fit_scale, predict
-from maya_core.predictor.fitting.data import Table, read_table, rows, where
+from maya_core.predictor.fitting.data import read_table, rows, where
 from maya_core.predictor.fitting.gemm_sources import BURST
 from maya_core.predictor.fitting.splits import Line, by_key, largest_tenth, summarize
 from maya_core.predictor.gemm import peak_flops
@@ -49,13 +48,8 @@ class AttentionRows:
         return batch * heads * queries * seen_keys(queries, keys, causal, window)[1] * (head + value_head)
 
 
-@functools.cache
-def _table(data: Path, name: str) -> Table:
-    return read_table(data, name)
-
-
 def forward_rows(data: Path, gpu: str, kernel: str) -> AttentionRows | None:
-    table = _table(data, "ops/aiconfigurator_prefill_attention.parquet")
+    table = read_table(data, "ops/aiconfigurator_prefill_attention.parquet")
     systems = [system for system, name in BURST.items() if name == gpu]
     mask = np.isin(table["system"], systems) & np.isin(table["kernel_source"], KERNELS[kernel])
     table = where(table, mask & (table["attn_dtype"] == "bfloat16") & (table["kv_cache_dtype"] == "bfloat16"))
@@ -68,7 +62,7 @@ def forward_rows(data: Path, gpu: str, kernel: str) -> AttentionRows | None:
 
 def flash2_rows(data: Path, gpu: str) -> AttentionRows:
     """FlashAttention-2's own benchmark: both passes, many heads."""
-    table = _table(data, "ops/flash_attention2_fwd_bwd.csv")
+    table = read_table(data, "ops/flash_attention2_fwd_bwd.csv")
     name = next(key for key, ours in FLASH2_BENCHMARK.items() if ours == gpu)
     table = where(table, (table["gpu"] == name) & (table["impl"] == "FA2"))
     zero = np.zeros(rows(table))
@@ -77,7 +71,7 @@ def flash2_rows(data: Path, gpu: str) -> AttentionRows:
 
 
 def simumax_rows(data: Path, device: str, op: str) -> AttentionRows:
-    table = _table(data, "ops/simumax_op_efficiency.csv")
+    table = read_table(data, "ops/simumax_op_efficiency.csv")
     table = where(table, (table["gpu"] == device) & (table["op"] == op))
     fields = [dict(re.findall(r"(\w+)=(\w+)", key)) for key in table["key"]]
     names = ("batch", "head_num", "kv_head_num", "seq_len", "seq_len", "qk_head_dim", "v_head_dim")

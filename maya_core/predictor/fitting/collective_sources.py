@@ -77,17 +77,12 @@ def thinned(rows: CollectiveRows, per_octave: int = 8) -> CollectiveRows:
     return rows[keep]
 
 
-@functools.cache
-def _table(data: Folder, name: str) -> Table:
-    return read_table(data / "collectives", name)
-
-
 def inside(data: Folder, gpu: str) -> dict[tuple[str, str], CollectiveRows]:
     """By link and op, what was measured within nodes of a GPU."""
     found: dict[tuple[str, str], CollectiveRows] = {}
     systems = [system for system, name in INSIDE.items() if name == gpu]
     for system in systems:
-        table = _table(data, "aiconfigurator_nccl.csv")
+        table = read_table(data, "collectives/aiconfigurator_nccl.csv")
         table = where(table, (table["system"] == system) & (table["impl"] == "nccl-tests"))
         table = where(table, ~np.isin(table["src_dir"], OLD_NCCL) | (gpu == "gb200"))
         for name, count in LEFT_OUT:
@@ -97,7 +92,7 @@ def inside(data: Folder, gpu: str) -> dict[tuple[str, str], CollectiveRows]:
         for op in sorted(set(table["op_name"])):
             of_op = where(table, table["op_name"] == op)
             found[link, OPS[op]] = _within(of_op, of_op["latency_us"])
-    table = _table(data, "vidur_network.csv")
+    table = read_table(data, "collectives/vidur_network.csv")
     for system, name in PAIRS.items():
         if name == gpu:
             those = (table["system"] == system) & (table["op_name"] == "all_reduce")
@@ -112,7 +107,7 @@ def inside(data: Folder, gpu: str) -> dict[tuple[str, str], CollectiveRows]:
             found["nvlink", "send_recv"] = _within(of_op, of_op["median_us"])
     for wire, name in INSIDE_LOGS.items():
         if name == gpu:
-            logs = _table(data, "nccl_tests_logs.csv.gz")
+            logs = read_table(data, "collectives/nccl_tests_logs.csv.gz")
             logs = where(logs, (logs["interconnect"] == wire) & (logs["op_name"] != "sendrecv"))
             for op in sorted(set(logs["op_name"])):
                 of_op = where(logs, logs["op_name"] == op)
@@ -184,12 +179,12 @@ def log_of(name: str) -> str:
 def outside(data: Folder, name: str) -> dict[str, CollectiveRows]:
     """By op, what was measured across a cluster's network."""
     if name == "vidur-h100":
-        table = _table(data, "vidur_network.csv")
+        table = read_table(data, "collectives/vidur_network.csv")
         alone = (table["system"] == "h100_dgx") & (table["op_name"] == "send_recv") & (table["gpus_per_node"] == 1)
         table = where(table, alone)
         twos = np.full(len(table["bytes"]), 2.0)
         return {"send_recv": thinned(CollectiveRows.of(table["bytes"], twos, twos, table["median_us"] * 1e-6))}
-    table = _table(data, "nccl_tests_logs.csv.gz")
+    table = read_table(data, "collectives/nccl_tests_logs.csv.gz")
     table = where(table, np.array([PLACES.get(wire) == name for wire in table["interconnect"]]))
     if name == "polaris":
         table = where(table, _polaris_settings(table))

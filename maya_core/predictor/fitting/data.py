@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +16,18 @@ from maya_core.errors import MayaError
 Table = dict[str, np.ndarray]
 
 
-def read_table(folder: Path, name: str, columns: list[str] | None = None) -> Table:
-    """The file `name` under `folder` as columns; texts as objects, missing numbers as nan, numbers as float64."""
+@functools.cache
+def read_table(folder: Path, name: str) -> Table:
+    """The file `name` under `folder` as columns; texts as objects, missing numbers as nan, numbers as float64.
+
+    Several families fit to one file: it is read once, and not to be written to.
+    """
     path = folder / name
     if not path.exists():
         raise MayaError(f"no measurements at {path}.", "docs/predictor.md says which files a data folder holds.")
-    table = parquet.read_table(path, columns=columns) if name.endswith(".parquet") else csv.read_csv(path)
+    table = parquet.read_table(path) if name.endswith(".parquet") else csv.read_csv(path)
     found: Table = {}
-    for column in columns or table.column_names:
+    for column in table.column_names:
         values = table[column]
         if types.is_dictionary(values.type):
             values = compute.cast(values, values.type.value_type)

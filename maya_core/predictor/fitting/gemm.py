@@ -10,14 +10,12 @@ from scipy.optimize import least_squares
 from maya_core.hardware.catalog import Gpu
 from maya_core.predictor.fitting.lattice import fit_lattice
 from maya_core.predictor.gemm import (
-    ITEM_BYTES,
     LAYOUTS,
     TILES,
     Gemm,
     GemmModel,
     GemmStructure,
     Sustained,
-    peak_flops,
 )
 from maya_core.predictor.lattice import Axis, Lattice
 
@@ -171,13 +169,3 @@ def fit_sustained(gpu: Gpu, dtype: str, model: GemmModel, rows: GemmRows, *, smo
         residual = residual - np.log([layouts[LAYOUTS[code]] for code in rows.layout])
     lattice = fit_lattice(axes_for(rows, 1), rows.sizes, residual, structure=structural, smoothness=smoothness)
     return model.model_copy(update={"sustained": Sustained(correction=lattice.store(), layouts=layouts)})
-
-
-def roofline(gpu: Gpu, dtype: str, rows: GemmRows) -> np.ndarray:
-    """What the data sheet alone would say."""
-    batch, m, n, k = rows.sizes
-    item = ITEM_BYTES[dtype]
-    return np.maximum(
-        2 * batch * m * n * k / peak_flops(gpu, dtype),
-        item * batch * (m * k + k * n + m * n) / gpu.memory_bandwidth_bytes_per_s,
-    )

@@ -9,9 +9,9 @@ import numpy as np
 
 from maya_core.hardware.catalog import Gpu, find_gpu
 from maya_core.predictor.fitting import gemm_sources as sources
-from maya_core.predictor.fitting.gemm import GemmRows, fit_gemm, fit_scale, fit_sustained, roofline
+from maya_core.predictor.fitting.gemm import GemmRows, fit_gemm, fit_scale, fit_sustained
 from maya_core.predictor.fitting.splits import Line, by_key, largest_tenth, summarize
-from maya_core.predictor.gemm import ITEM_BYTES, Gemm, GemmModel
+from maya_core.predictor.gemm import ITEM_BYTES, Gemm, GemmModel, peak_flops
 from maya_core.predictor.profile import Profile, Source
 
 BURST_NOTE = "AIConfigurator GEMM tables (short bursts)"
@@ -33,7 +33,7 @@ def _size(rows: GemmRows) -> np.ndarray:
 
 def _line(label: str, gpu: Gpu, dtype: str, rows: GemmRows, predicted: np.ndarray) -> Line:
     moved = ITEM_BYTES[dtype] * rows.batch * (rows.m * rows.k + rows.k * rows.n + rows.m * rows.n)
-    roof = roofline(gpu, dtype, rows)
+    roof = np.maximum(2 * _size(rows) / peak_flops(gpu, dtype), moved / gpu.memory_bandwidth_bytes_per_s)
     return Line("gemm", label, gpu.name, dtype, rows.seconds, predicted, roof, 2 * _size(rows), moved)
 
 
@@ -99,11 +99,8 @@ def fit(data: Path, *, evaluate: bool = True, only: set[str] | None = None) -> I
             continue
         gpu, lines, used = find_gpu(name), list[Line](), list[Source]()
         models: dict[str, GemmModel] = {}
-        for dtype in sources.BURST_DTYPES.values():
-            try:
-                rows = sources.burst(data, name, dtype)
-            except StopIteration:
-                continue
+        for dtype in sources.BURST_DTYPES.values() if name in sources.BURST.values() else ():
+            rows = sources.burst(data, name, dtype)
             if len(rows) == 0:
                 continue
             models[dtype], _ = fit_gemm(gpu, dtype, rows)
@@ -112,7 +109,7 @@ def fit(data: Path, *, evaluate: bool = True, only: set[str] | None = None) -> I
                 lines += burst_lines(data, gpu, dtype)
         if name in BURST_OF:
             models["bfloat16"] = burst[BURST_OF[name]]
-        if name in models or "bfloat16" in models:
+        if "bfloat16" in models:
             burst[name] = models["bfloat16"]
         if name in SUSTAINED:
             rows = SUSTAINED[name](data, name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import re
 from pathlib import Path
 
@@ -27,14 +26,9 @@ DEEPBENCH = {"V100-SXM2 (DGX-1)": "v100", "T4": "t4"}
 FASTEST_FRAMEWORK = "trtllm"  # others add a few percent of their own
 
 
-@functools.cache
-def _table(data: Path, name: str) -> Table:
-    return read_table(data, name)
-
-
 def burst(data: Path, gpu: str, dtype: str) -> GemmRows:
     """x[m,k] @ W[n,k].t() timed in short bursts. Another framework's rows are brought to the fastest one's level."""
-    table = _table(data, "ops/aiconfigurator_gemm.parquet")
+    table = read_table(data, "ops/aiconfigurator_gemm.parquet")
     system = next(key for key, name in BURST.items() if name == gpu)
     kind = next(key for key, name in BURST_DTYPES.items() if name == dtype)
     table = where(table, (table["system"] == system) & (table["dtype"] == kind))
@@ -62,7 +56,7 @@ def _burst_rows(table: Table, scale: np.ndarray | float) -> GemmRows:
 
 def vidur(data: Path, gpu: str) -> GemmRows:
     """Linear layers of language models, device time under sustained load, float16."""
-    table = _table(data, "ops/vidur_fp16_layer_ops.parquet")
+    table = read_table(data, "ops/vidur_fp16_layer_ops.parquet")
     name = next(key for key, ours in VIDUR.items() if ours == gpu)
     table = where(table, (table["gpu"] == name) & ~np.isnan(table["m"]))
     ones = np.ones(rows(table))
@@ -73,7 +67,7 @@ def vidur(data: Path, gpu: str) -> GemmRows:
 
 def simumax(data: Path, gpu: str) -> GemmRows:
     """Forward, dgrad and wgrad of linear layers under sustained load, bfloat16."""
-    table = _table(data, "ops/simumax_op_efficiency.csv")
+    table = read_table(data, "ops/simumax_op_efficiency.csv")
     name = next(key for key, ours in SIMUMAX.items() if ours == gpu)
     table = where(table, (table["gpu"] == name) & (table["op"] == "matmul"))
     fields = [dict(re.findall(r"(\w+)=(\w+)", key)) for key in table["key"]]
@@ -85,7 +79,7 @@ def simumax(data: Path, gpu: str) -> GemmRows:
 
 def neusight(data: Path, gpu: str, op: str) -> GemmRows:
     """float32 with TF32 off, `linear` or `bmm`, timed with the launch."""
-    table = _table(data, "ops/neusight_fp32_ops.parquet")
+    table = read_table(data, "ops/neusight_fp32_ops.parquet")
     name = next(key for key, ours in NEUSIGHT.items() if ours == gpu)
     table = where(table, (table["device"] == name) & (table["op"] == op))
     batch = np.nan_to_num(table["batch"], nan=1)
@@ -94,7 +88,7 @@ def neusight(data: Path, gpu: str, op: str) -> GemmRows:
 
 def in_model(data: Path, gpu: str) -> GemmRows:
     """float32 multiplications inside transformer models, forward: few, but on GPUs without others."""
-    table = _table(data, "ops/neusight_inmodel_fx_ops_fp32.parquet")
+    table = read_table(data, "ops/neusight_inmodel_fx_ops_fp32.parquet")
     name = next(key for key, ours in IN_MODEL.items() if ours == gpu)
     table = where(table, table["gpu"] == name)
     found = []
@@ -124,7 +118,7 @@ def _sizes(target: str, shapes: list, result: tuple) -> tuple[float, float, floa
 
 
 def deepbench(data: Path, gpu: str, dtype: str) -> GemmRows:
-    table = _table(data, "ops/deepbench_v100_t4.csv")
+    table = read_table(data, "ops/deepbench_v100_t4.csv")
     device = next(key for key, ours in DEEPBENCH.items() if ours == gpu)
     wanted = {"float32": "fp32", "float16": "fp16"}[dtype]
     mask = [

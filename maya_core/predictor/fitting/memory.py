@@ -110,7 +110,7 @@ HOST_BOUND = 1.5  # times the time of the smallest call: below, the host's time 
 
 def neusight(folder: Path) -> Iterator[Row]:
     """Event times: the host's own for small ops, which are left out, and a constant beside the kernel for large ones."""
-    table = read_table(folder, "ops/neusight_fp32_ops.parquet", ["op", "device", "latency_ms", "rows", "cols"])
+    table = read_table(folder, "ops/neusight_fp32_ops.parquet")
     for device, gpu in NEUSIGHT_GPUS.items():
         of_gpu = where(table, (table["device"] == device) & np.isin(table["op"], list(NEUSIGHT_OPS)))
         beside = _constant_beside(of_gpu)
@@ -142,8 +142,7 @@ VIDUR_ADDS = {"microsoft/phi-2": 2}  # attention and MLP side by side: taken to 
 
 def vidur(folder: Path) -> Iterator[Row]:
     """Profiler times of the residual add. Its other ops are kernels of its serving engine, not ATen's."""
-    columns = ["gpu", "model", "op", "num_tokens", "hidden", "median_ms"]
-    table = read_table(folder, "ops/vidur_fp16_layer_ops.parquet", columns)
+    table = read_table(folder, "ops/vidur_fp16_layer_ops.parquet")
     for gpu in VIDUR_GPUS:
         adds = where(table, (table["gpu"] == gpu) & (table["op"] == "add"))
         for model, tokens, hidden, took in zip(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from maya_core.device.kernels.call import HALVES, ITEM_BYTES, Signature, Tensor, tensors_in
+from maya_core.device.kernels.call import HALVES, ITEM_BYTES, Signature, Tensor, packed, tensors_in
 
 SECTOR = 32  # bytes that DRAM is read and written by
 
@@ -146,19 +146,11 @@ def contiguous_copy(tensor: Tensor | None) -> list[Kernel]:
     """The copy that kernels make of an input they want contiguous."""
     if tensor is None or tensor.is_contiguous:
         return []
-    return [relaid(tensor, tensor._replace(strides=_packed(tensor.sizes)))]
+    return [relaid(tensor, tensor._replace(strides=packed(tensor.sizes)))]
 
 
 def relaid(source: Tensor, to: Tensor) -> Kernel:
     return memory(layout([source], to), [source], [to])
-
-
-def _packed(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(sizes):
-        strides.append(step)
-        step *= max(1, size)
-    return tuple(reversed(strides))
 
 
 def _fastest(tensor: Tensor) -> tuple[int, int] | None:
