@@ -78,7 +78,8 @@ class Factor(Strict):
     def _keeps_order(self) -> Factor:
         if self.long_s < self.short_s:
             raise ValueError("long_s is below short_s")
-        if self.slope < -STEEPEST - 1e-6:
+        # Of the fall itself, not of the slope: over a span of nothing a slope is rounding divided by rounding.
+        if math.log(self.long / self.short) < -STEEPEST * math.log(self.long_s / self.short_s) - 1e-6:
             raise ValueError("it falls so steeply that longer kernels would become shorter")
         return self
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from maya_core.errors import MayaError
@@ -130,6 +130,7 @@ def test_measured_kernels_take_what_was_measured_and_others_the_factor() -> None
 
 
 @settings(max_examples=200, deadline=None)
+@example(short=1.25, slope=-0.5, low=0.0009819151138600914, span=1.0000000000000002, one=1.0, more=1.0)
 @given(
     short=st.floats(0.1, 10), slope=st.floats(-STEEPEST, STEEPEST), low=st.floats(1e-6, 1e-3), span=st.floats(1, 1e4),
     one=st.floats(1e-7, 10), more=st.floats(1, 1e3),
