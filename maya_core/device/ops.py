@@ -12,7 +12,7 @@ import torch
 import torchgen
 import yaml
 
-from maya_core.device.build import cache_folder
+from maya_core.compiled import cache_folder
 
 # The device takes these as one op; torch's own decomposition asks for cuDNN at compile time.
 _WHOLE = ["convolution", "convolution_backward", "convolution_overrideable", "convolution_backward_overrideable"]

@@ -15,6 +15,7 @@ from maya_core.hardware.catalog import Gpu
 from maya_core.hardware.cluster import Cluster
 from maya_core.predictor import collectives, copies, memory, recurrent
 from maya_core.predictor.attention import Attention
+from maya_core.predictor.attention_kind import DEFAULT_ATTENTION, SLOWER_THAN_FLASH2, check_attention
 from maya_core.predictor.collectives import buffer_bytes
 from maya_core.predictor.convolution import DIRECTIONS, Convolution
 from maya_core.predictor.durations import Durations, Provenance
@@ -70,14 +71,15 @@ class TraceDurations:
     calls: Durations  # by collective call
 
 
-def durations_of(
-    trace: RankTrace, cluster: Cluster, *, burst: bool = False, calibration: Calibration | None = None
-) -> TraceDurations:
+def durations_of(trace: RankTrace, cluster: Cluster, predictor: Predictor | None = None) -> TraceDurations:
     """Prices a trace for a cluster, which need not be the one it was recorded for."""
-    ops = Predictor(cluster.gpu, burst=burst, calibration=calibration).ops(trace.signatures)
+    predictor = predictor or Predictor(cluster.gpu)
     groups = [trace.communicators[call.communicator] for call in trace.calls]
-    found = [_collective(call, group, cluster, calibration) for call, group in zip(trace.calls, groups, strict=True)]
-    return TraceDurations(ops, Durations.joined(found))
+    found = [
+        _collective(call, group, cluster, predictor.calibration)
+        for call, group in zip(trace.calls, groups, strict=True)
+    ]
+    return TraceDurations(predictor.ops(trace.signatures), Durations.joined(found))
 
 
 def _collective(
@@ -103,9 +105,18 @@ class Predictor:
     Under sustained load, unless `burst` is asked for. A calibration of the user's own comes before what Maya ships.
     """
 
-    def __init__(self, gpu: Gpu, *, burst: bool = False, calibration: Calibration | None = None) -> None:
+    def __init__(
+        self,
+        gpu: Gpu,
+        *,
+        burst: bool = False,
+        attention: str = DEFAULT_ATTENTION,
+        calibration: Calibration | None = None,
+    ) -> None:
+        check_attention(attention, gpu)
         self.gpu = gpu
         self.burst = burst
+        self.attention = attention
         self.calibration = calibration
         self._ready: dict[tuple[str, ...], Any] = {}  # models put together for this GPU
         self._families = {
@@ -216,6 +227,8 @@ class Predictor:
         attention = self._model(profile, model, "", lambda stored: Attention(stored, self.gpu))
         seconds, inside = attention.seconds(*sizes[:, :9].T)
         slower = SLOWER_THAN_FLASH.get(kernel, 1.0)
+        if kernel.startswith("flash"):
+            slower = SLOWER_THAN_FLASH2[self.attention][kernel.endswith("backward")]
         single = peak_flops(self.gpu, "float16") / peak_flops(self.gpu, "tf32")  # float32 runs on TF32 tensor cores
         seconds = seconds * slower * np.where(item > 2, single, 1.0)
         return _known(seconds, inside & (slower == 1.0) & (item <= 2), profile)

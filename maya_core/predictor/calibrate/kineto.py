@@ -46,6 +46,7 @@ COLLECTIVES = {
     "all_to_all": "all_to_all", "all_to_allv": "all_to_all", "alltoall": "all_to_all", "alltoall_base": "all_to_all",
     "broadcast": "broadcast", "_broadcast_oop": "broadcast", "reduce": "reduce", "send": "send", "recv": "send",
 }  # fmt: skip
+ROUNDING_US = 5e-4  # ops that touch, in nanoseconds written as microseconds, may seem to overlap
 
 
 @dataclass(eq=False)
@@ -343,7 +344,7 @@ class _Reader:
         for moment, each in work:
             while place < len(ops) and float(ops[place]["ts"]) <= moment:
                 start = float(ops[place]["ts"])
-                while around and _end(around[-1]) <= start:
+                while around and _end(around[-1]) <= start + ROUNDING_US:
                     around.pop()
                 around.append(ops[place])
                 place += 1

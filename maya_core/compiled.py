@@ -1,0 +1,61 @@
+"""C++ that is compiled on first use, into a private cache keyed by everything the binary depends on.
+
+The wheel stays pure Python: whoever runs Maya has a compiler. Two processes may want a binary at once, so a build is locked,
+done aside and moved into place whole.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from maya_core.errors import MayaError
+
+
+def cache_folder() -> Path:
+    """Where binaries are kept: `MAYA_CACHE_DIR`, else the user's cache folder."""
+    if given := os.environ.get("MAYA_CACHE_DIR"):
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "maya"
+
+
+def compiler() -> str:
+    found = os.environ.get("CXX") or "g++"
+    if shutil.which(found) is None:
+        raise MayaError(
+            f"no C++ compiler: '{found}' was not found, and parts of Maya are compiled on first use.",
+            "Install one (Debian/Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++) or point CXX at yours.",
+        )
+    return found
+
+
+def run_compiler(arguments: list[str], what: str) -> None:
+    command = [compiler(), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise MayaError(f"{what} did not compile.", f"Command: {' '.join(command)}\n{done.stderr.strip()[-4000:]}")
+
+
+def compiled(key: str, name: str, notice: str, compile_in: Callable[[Path, Path], None]) -> Path:
+    """The binary `name` under `key`; made first, if it is not there, by `compile_in(folder, binary)` in a folder to throw away."""
+    folder = cache_folder() / key
+    target = folder / name
+    if target.exists():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # given back by the kernel if we die
+        if not target.exists():
+            if notice:
+                print(f"maya: {notice}", file=sys.stderr, flush=True)
+            with tempfile.TemporaryDirectory(dir=folder) as aside:
+                made = Path(aside) / name
+                compile_in(Path(aside), made)
+                made.rename(target)
+    return target

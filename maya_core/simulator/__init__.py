@@ -1,0 +1,1 @@
+"""The simulator: traces and durations, put on a clock."""

@@ -1,0 +1,326 @@
+"""From traces and durations to a schedule for the clock: one item for each thing a rank's host does that takes or tells time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from maya_core.hardware.cluster import Cluster
+from maya_core.predictor.collectives import batch_seconds, buffer_bytes
+from maya_core.predictor.kernels import kernels_of
+from maya_core.predictor.placement import Placement, place
+from maya_core.predictor.predict import TraceDurations
+from maya_core.simulator.clock import LinkUse, Schedule, Work
+from maya_core.simulator.contention import pressure
+from maya_core.simulator.host import KERNEL_GAP_S, Host, host_seconds
+from maya_core.trace.communication import POINT_TO_POINT
+from maya_core.trace.dry_run import is_buffered
+from maya_core.trace.job import JobTrace
+from maya_core.trace.rank import RankTrace
+from maya_core.trace.schema import ON_HOST, Kind
+
+PLAYED = (
+    Kind.OP, Kind.EVENT_RECORD, Kind.EVENT_WAIT, Kind.EVENT_SYNC, Kind.STREAM_SYNC, Kind.DEVICE_SYNC, Kind.STEP_END,
+    Kind.GRAPH_LAUNCH, Kind.COLLECTIVE, Kind.GROUP_END,
+)  # fmt: skip
+_SAME = {
+    Kind.EVENT_RECORD: Work.RECORD,
+    Kind.EVENT_WAIT: Work.WAIT,
+    Kind.EVENT_SYNC: Work.HOST_EVENT,
+    Kind.STREAM_SYNC: Work.HOST_LANE,
+    Kind.DEVICE_SYNC: Work.HOST_DEVICE,
+    Kind.STEP_END: Work.MARK,
+    Kind.GRAPH_LAUNCH: Work.MARK,
+    Kind.COLLECTIVE: Work.MEET,
+    Kind.GROUP_END: Work.MEET,
+}
+
+
+@dataclass(frozen=True)
+class RankItems:
+    """A rank's part of the schedule. `event` is the place in its trace that an item stands for; of a group its first call."""
+
+    event: np.ndarray
+    kind: np.ndarray
+    lane: np.ndarray
+    subject: np.ndarray
+    host_s: np.ndarray
+    work_s: np.ndarray
+    parts: list[tuple[int, list[int]]]  # items that meet, with the trace's places of the calls they are made of
+
+
+@dataclass
+class _Meetings:
+    """Those of the whole job, numbered as they are met with."""
+
+    members: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    pressure: list[float] = field(default_factory=list)
+    link: list[int] = field(default_factory=list)
+
+    def new(self, members: int) -> int:
+        self.members.append(members)
+        self.seconds.append(0.0)
+        self.pressure.append(0.0)
+        self.link.append(LinkUse.UNSHARED)
+        return len(self.members) - 1
+
+
+def make_schedule(
+    job: JobTrace, durations: dict[int, TraceDurations], cluster: Cluster, host: Host
+) -> tuple[Schedule, dict[int, RankItems]]:
+    """The job's schedule, and each rank's part of it."""
+    meetings = _Meetings()
+    numbers = _rendezvous(job, meetings)
+    lanes = 0
+    devices: dict[tuple[int, int], int] = {}
+    device_of: list[int] = []
+    ranks: dict[int, RankItems] = {}
+    meeting: list[int] = []
+    waits: list[bool] = []
+    part_counts = []
+    event_total = 0
+    for rank, trace in job.ranks.items():
+        for device, _ in trace.streams:
+            device_of.append(devices.setdefault((rank, device), len(devices)))
+        items, event_total = _items(rank, trace, durations[rank], host, lanes, event_total, devices)
+        ranks[rank] = items
+        counts = np.zeros(len(items.kind), np.int64)
+        calls = _Calls(rank, trace, durations[rank], cluster)
+        subjects, rendezvous = trace.events["subject"], numbers[rank].tolist()
+        for number, made in items.parts:
+            counts[number] = len(made)
+            for meets, goes_alone in _parts(calls, made, subjects[made].tolist(), rendezvous, meetings):
+                meeting.append(meets)
+                waits.append(not goes_alone)
+        part_counts.append(counts)
+        lanes += len(trace.streams)
+    whole = list(ranks.values())
+    return (
+        Schedule(
+            kind=np.concatenate([items.kind for items in whole]),
+            lane=np.concatenate([items.lane for items in whole]),
+            subject=np.concatenate([items.subject for items in whole]),
+            host_s=np.concatenate([items.host_s for items in whole]),
+            work_s=np.concatenate([items.work_s for items in whole]),
+            first_part=np.concatenate([[0], np.cumsum(np.concatenate(part_counts))]),
+            meeting=np.array(meeting, np.int32),
+            waits=np.array(waits, np.uint8),
+            first_item=np.concatenate([[0], np.cumsum([len(items.kind) for items in whole])]),
+            device_of=np.array(device_of, np.int32),
+            members=np.array(meetings.members, np.int32),
+            meeting_s=np.array(meetings.seconds),
+            pressure=np.array(meetings.pressure),
+            link=np.array(meetings.link, np.uint8),
+            devices=len(devices),
+            events=event_total,
+        ),
+        ranks,
+    )
+
+
+def _rendezvous(job: JobTrace, meetings: _Meetings) -> dict[int, np.ndarray]:
+    """For each event of each rank the meeting it is part of; -1 if it meets no emulated rank."""
+    numbers = {rank: np.full(len(trace.events), -1, np.int64) for rank, trace in job.ranks.items()}
+    for meet in job.rendezvous:
+        here = meet.events >= 0
+        first = len(meetings.members)
+        for members in np.count_nonzero(here, axis=1).tolist():
+            meetings.new(members)
+        for column, member in enumerate(meet.members):
+            rows = np.flatnonzero(here[:, column])
+            numbers[member][meet.events[rows, column]] = first + rows
+    return numbers
+
+
+def _items(
+    rank: int,
+    trace: RankTrace,
+    durations: TraceDurations,
+    host: Host,
+    first_lane: int,
+    first_event: int,
+    devices: dict[tuple[int, int], int],
+) -> tuple[RankItems, int]:
+    events = trace.events
+    groups, grouped = _groups(trace)
+    played = np.isin(events["kind"], PLAYED)
+    played[grouped] = False
+    played[[end for end in np.flatnonzero(events["kind"] == Kind.GROUP_END).tolist() if end not in groups]] = False
+    # A trace does not say when a host waits for a message between host tensors: it is taken never to.
+    on_host = (events["kind"] == Kind.COLLECTIVE) & ((events["flags"] & ON_HOST) > 0)
+    message = np.array([call.op in POINT_TO_POINT for call in trace.calls] or [False])
+    played &= ~(on_host & message[np.where(on_host, events["subject"], 0)])
+    subject, event_total = _event_numbers(events, played, first_event)
+    chosen = np.flatnonzero(played)
+
+    rows = events[chosen]
+    kind = np.zeros(max(Kind) + 1, np.uint8)
+    for recorded, same in _SAME.items():
+        kind[recorded] = same
+    kinds = kind[rows["kind"]]
+    kinds[on_host[chosen]] = Work.HOST_MEET
+    ops = rows["kind"] == Kind.OP
+    what, seconds = _ops(trace, durations)
+    kinds[ops] = what[rows["subject"][ops]]
+    work = np.zeros(len(chosen))
+    work[ops] = seconds[rows["subject"][ops]]
+    subjects = subject[chosen]
+    whole_device = kinds == Work.HOST_DEVICE
+    subjects[whole_device] = [devices.get((rank, device), -1) for device in rows["device"][whole_device].tolist()]
+    shown = chosen.copy()
+    parts = []
+    for number in np.flatnonzero((kinds == Work.MEET) | (kinds == Work.HOST_MEET)).tolist():
+        calls = groups.get(int(chosen[number]), [int(chosen[number])])
+        shown[number] = calls[0]
+        parts.append((number, calls))
+    items = RankItems(
+        shown, kinds, rows["stream"].astype(np.int32) + first_lane, subjects.astype(np.int32),
+        host_seconds(trace, chosen, host), work, parts,
+    )  # fmt: skip
+    return _in_order_on_communicators(trace, items, event_total)
+
+
+def _groups(trace: RankTrace) -> tuple[dict[int, list[int]], list[int]]:
+    """Calls that are one launch, by the event that ends their group; and all of them."""
+    found: dict[int, list[int]] = {}
+    opened: dict[int, list[int]] = {}  # by stream
+    if not (trace.events["kind"] == Kind.GROUP_BEGIN).any():
+        return found, []
+    chosen = np.flatnonzero(np.isin(trace.events["kind"], (Kind.COLLECTIVE, Kind.GROUP_BEGIN, Kind.GROUP_END)))
+    columns = (trace.events[name][chosen].tolist() for name in ("kind", "stream", "flags"))
+    begin, end = int(Kind.GROUP_BEGIN), int(Kind.GROUP_END)
+    for index, kind, stream, flags in zip(chosen.tolist(), *columns, strict=True):
+        if kind == begin:
+            opened[stream] = []
+        elif kind == end:
+            if calls := opened.pop(stream, []):
+                found[index] = calls
+        elif stream in opened and not flags & ON_HOST:
+            opened[stream].append(index)
+    return found, [call for calls in found.values() for call in calls]
+
+
+def _event_numbers(events: np.ndarray, played: np.ndarray, first: int) -> tuple[np.ndarray, int]:
+    """A number for each record of a CUDA event, and for each wait that of the record it is for: the last before it of that event
+    and version, of which a graph's replays make several. Waits for what was never recorded are over at once: not played."""
+    numbers = np.full(len(events), -1, np.int64)
+    records = np.flatnonzero(events["kind"] == Kind.EVENT_RECORD)
+    numbers[records] = first + np.arange(len(records))
+    waiting = np.flatnonzero((events["kind"] == Kind.EVENT_WAIT) | (events["kind"] == Kind.EVENT_SYNC))
+    both = np.concatenate([records, waiting])
+    names = np.unique((events["subject"][both].astype(np.int64) << 32) + events["a"][both], return_inverse=True)[1]
+    places = names * len(events) + both  # in order of event and version, then of time
+    made, asked = places[: len(records)], places[len(records) :]
+    order = np.argsort(made)
+    last = np.searchsorted(made[order], asked) - 1
+    known = last >= 0
+    known[known] = made[order[last[known]]] // len(events) == asked[known] // len(events)
+    numbers[waiting[known]] = first + order[last[known]]
+    played[waiting[~known]] = False
+    return numbers, first + len(records)
+
+
+def _ops(trace: RankTrace, durations: TraceDurations) -> tuple[np.ndarray, np.ndarray]:
+    """By signature: what kind of work an op is, and its time on the device with the gaps between its kernels."""
+    kinds = np.full(max(1, len(trace.signatures)), Work.COMPUTE, np.uint8)
+    seconds = np.zeros(len(kinds))
+    for number, signature in enumerate(trace.signatures):
+        if not signature.launches:
+            kinds[number] = Work.MARK
+            continue
+        seconds[number] = durations.ops.seconds[number] + KERNEL_GAP_S * signature.launches
+        ways = {kernel.model if kernel.family == "copy" else "" for kernel in kernels_of(signature)}
+        if ways in ({"h2d"}, {"d2h"}):  # an op that sends itself a table of pointers first is still compute
+            kinds[number] = Work.COPY_IN if ways == {"h2d"} else Work.COPY_OUT
+    return kinds, seconds
+
+
+def _in_order_on_communicators(trace: RankTrace, items: RankItems, events: int) -> tuple[RankItems, int]:
+    """NCCL runs what is launched on one communicator in that order, whatever streams it is launched on."""
+    last: dict[int, int] = {}  # item, by communicator
+    after: list[tuple[int, int]] = []  # (item to wait for, item that waits)
+    subjects, communicator_of = trace.events["subject"], [call.communicator for call in trace.calls]
+    for number, calls in items.parts:
+        if items.kind[number] != Work.MEET:
+            continue
+        for communicator in {communicator_of[call] for call in subjects[calls].tolist()}:
+            before = last.get(communicator)
+            if before is not None and items.lane[before] != items.lane[number]:
+                after.append((before, number))
+            last[communicator] = number
+    if not after:
+        return items, events
+    places = np.array([place for before, later in after for place in (before + 1, later)])
+    sources = np.array([place for before, later in after for place in (before, later)])
+    kinds = np.tile([Work.RECORD, Work.WAIT], len(after)).astype(np.uint8)
+    numbers = np.repeat(np.arange(events, events + len(after)), 2)
+    order = np.argsort(places, kind="stable")
+    moved = np.arange(len(items.kind)) + np.searchsorted(np.sort(places), np.arange(len(items.kind)), side="right")
+    nothing = np.zeros(len(places))
+
+    def inserted(old: np.ndarray, new: np.ndarray) -> np.ndarray:
+        return np.insert(old, places[order], new[order].astype(old.dtype))
+
+    return RankItems(
+        inserted(items.event, items.event[sources]), inserted(items.kind, kinds), inserted(items.lane, items.lane[sources]),
+        inserted(items.subject, numbers), inserted(items.host_s, nothing), inserted(items.work_s, nothing),
+        [(int(moved[number]), calls) for number, calls in items.parts],
+    ), events + len(after)  # fmt: skip
+
+
+class _Calls:
+    """A rank's distinct calls as meetings: what they take, what they cost compute, which links they share."""
+
+    def __init__(self, rank: int, trace: RankTrace, durations: TraceDurations, cluster: Cluster) -> None:
+        self.rank, self.trace, self.cluster = rank, trace, cluster
+        self.seconds = durations.calls.seconds.tolist()
+        self.alone = [is_buffered(call) for call in trace.calls]
+        self.pressure: list[float] = []
+        self.link: list[LinkUse] = []
+        places: dict[tuple[int, ...], Placement] = {}
+        for call, seconds in zip(trace.calls, self.seconds, strict=True):
+            group = trace.communicators[call.communicator]
+            one_way = call.op in POINT_TO_POINT
+            if group.backend != "nccl":
+                self.pressure.append(0.0)
+                self.link.append(LinkUse.UNSHARED)
+                continue
+            ends = tuple(sorted({rank, group.ranks[call.peer]})) if one_way else group.ranks
+            if ends not in places:
+                places[ends] = place(ends, cluster)
+            where = places[ends]
+            rate = buffer_bytes(call, group, cluster) / seconds if seconds else 0.0
+            self.pressure.append(pressure(where, cluster, rate))
+            within = LinkUse.WITHIN_NODE if where.islands == 1 else LinkUse.BETWEEN_NODES
+            self.link.append(LinkUse.UNSHARED if one_way else within)
+        self._batches: dict[tuple[int, ...], float] = {}
+
+    def together(self, calls: tuple[int, ...]) -> float:
+        """What a batch of messages takes that the rank starts at once."""
+        if calls not in self._batches:
+            ways: dict[str, list[tuple[int, float]]] = {way: [] for way in POINT_TO_POINT}
+            for number in calls:
+                call = self.trace.calls[number]
+                group = self.trace.communicators[call.communicator]
+                if call.op in ways:
+                    ways[call.op].append((group.ranks[call.peer], buffer_bytes(call, group, self.cluster)))
+            self._batches[calls] = batch_seconds(ways["send"], ways["recv"], self.rank, self.cluster)
+        return self._batches[calls]
+
+
+def _parts(
+    calls: _Calls, events: list[int], subjects: list[int], numbers: list[int], meetings: _Meetings
+) -> Iterator[tuple[int, bool]]:
+    """The meetings of an item: (number, whether this rank is done without the others)."""
+    batch = tuple(subjects)
+    for event, subject in zip(events, subjects, strict=True):
+        number = numbers[event] if numbers[event] >= 0 else meetings.new(1)
+        one_way = len(batch) > 1 and calls.trace.calls[subject].op in POINT_TO_POINT
+        own = calls.together(batch) if one_way else calls.seconds[subject]
+        meetings.seconds[number] = max(meetings.seconds[number], own)
+        meetings.pressure[number] = calls.pressure[subject]
+        meetings.link[number] = calls.link[subject]
+        yield number, calls.alone[subject]

@@ -1,0 +1,150 @@
+"""Ranks written by hand: what their hosts ask for, and how long each thing takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from maya_core.device.kernels.call import Signature, Tensor
+from maya_core.hardware.cluster import Cluster, cluster
+from maya_core.predictor.durations import Durations, Provenance
+from maya_core.predictor.predict import TraceDurations
+from maya_core.simulator.host import KERNEL_GAP_S, Host
+from maya_core.simulator.simulate import RankTimeline, Timeline, simulate
+from maya_core.trace.communication import CollectiveCall, Communicator
+from maya_core.trace.job import collate
+from maya_core.trace.rank import RankTrace
+from maya_core.trace.schema import EVENT, ON_HOST, REPLAYED, Kind, Phase
+
+MS = 1e-3
+HOST = Tensor("Float", (1024,), (1,), "cpu")
+DEVICE = Tensor("Float", (1024,), (1,), "cuda")
+LARGE = 1 << 24  # elements of messages that wait for their receiver
+
+
+class Rank:
+    """Written in the order the host issues. Times are in milliseconds; streams are numbered from 0, the default one."""
+
+    def __init__(self, rank: int = 0, world: int = 1, streams: int = 4) -> None:
+        self.rank, self.world, self.streams = rank, world, streams
+        self.rows: list[dict[str, int]] = []
+        self.signatures: list[Signature] = []
+        self.op_s: list[float] = []
+        self.communicators: list[Communicator] = []
+        self.calls: list[CollectiveCall] = []
+        self.call_s: list[float] = []
+        self.clock_ns = 0
+        self.steps = 0
+
+    def _row(self, kind: Kind, stream: int = 0, **values: int) -> None:
+        self.rows.append({"kind": kind, "stream": stream, "time_ns": self.clock_ns, **values})
+
+    def host(self, milliseconds: float) -> Rank:
+        """The host is busy for so long before what comes next."""
+        self.clock_ns += round(milliseconds * 1e6)
+        return self
+
+    def compute(self, milliseconds: float, stream: int = 0, phase: Phase = Phase.FORWARD, flags: int = 0) -> Rank:
+        return self._op(milliseconds, stream, ("self",), [DEVICE], [DEVICE], "aten::relu", phase, flags)
+
+    def copy_in(self, milliseconds: float, stream: int = 0) -> Rank:
+        return self._op(
+            milliseconds, stream, ("self", "src"), [DEVICE, HOST], [DEVICE], "aten::copy_", Phase.FORWARD, 0
+        )
+
+    def _op(self, milliseconds, stream, names, arguments, outputs, op, phase, flags) -> Rank:
+        self._row(Kind.OP, stream, subject=len(self.signatures), phase=phase, flags=flags)
+        self.signatures.append(Signature(op, list(names), arguments, outputs, 1, 0))
+        self.op_s.append(milliseconds * MS - KERNEL_GAP_S)
+        return self
+
+    def record(self, event: int, version: int = 1, stream: int = 0) -> Rank:
+        self._row(Kind.EVENT_RECORD, stream, subject=event, a=version)
+        return self
+
+    def wait(self, event: int, version: int = 1, stream: int = 0) -> Rank:
+        self._row(Kind.EVENT_WAIT, stream, subject=event, a=version)
+        return self
+
+    def host_waits(self, event: int, version: int = 1) -> Rank:
+        self._row(Kind.EVENT_SYNC, subject=event, a=version)
+        return self
+
+    def sync(self, stream: int | None = None) -> Rank:
+        self._row(Kind.DEVICE_SYNC if stream is None else Kind.STREAM_SYNC, stream or 0)
+        return self
+
+    def step(self) -> Rank:
+        self.steps += 1
+        self._row(Kind.STEP_END, a=self.steps)
+        return self
+
+    def collective(
+        self, milliseconds: float, stream: int = 1, op: str = "all_reduce", ranks: Iterable[int] = (), group: str = "0",
+        peer: int = -1, elements: int = LARGE, host: bool = False,
+    ) -> Rank:  # fmt: skip
+        members = tuple(ranks) or tuple(range(self.world))
+        one = Communicator("gloo" if host else "nccl", group, members, members.index(self.rank))
+        if one not in self.communicators:
+            self.communicators.append(one)
+        self._row(Kind.COLLECTIVE, stream, subject=len(self.calls), flags=ON_HOST if host else 0)
+        self.calls.append(CollectiveCall(self.communicators.index(one), op, "Float", elements, elements, peer))
+        self.call_s.append(milliseconds * MS)
+        return self
+
+    def send(self, to: int, milliseconds: float, stream: int = 1, elements: int = LARGE) -> Rank:
+        return self.collective(milliseconds, stream, "send", peer=to, elements=elements)
+
+    def receive(self, source: int, milliseconds: float, stream: int = 1, elements: int = LARGE) -> Rank:
+        return self.collective(milliseconds, stream, "recv", peer=source, elements=elements)
+
+    def group(self, *, begin: bool, stream: int = 1) -> Rank:
+        self._row(Kind.GROUP_BEGIN if begin else Kind.GROUP_END, stream)
+        return self
+
+    def trace(self) -> RankTrace:
+        events = np.zeros(len(self.rows), EVENT)
+        for place, row in enumerate(self.rows):
+            for name, value in row.items():
+                events[name][place] = value
+        meta = {
+            "rank": self.rank, "world_size": self.world, "ended": "completed", "gpu": "a100", "gpus": 8, "torch": "", "python": "",
+            "gpu_memory_bytes": 1 << 36, "alloc_retries": [0],
+        }  # fmt: skip
+        return RankTrace(
+            meta,
+            events,
+            self.signatures,
+            [""],
+            [(0, stream) for stream in range(self.streams)],
+            self.communicators,
+            self.calls,
+            [()],
+        )
+
+    def durations(self) -> TraceDurations:
+        return TraceDurations(
+            Durations.of(np.array(self.op_s), Provenance.MEASURED, "by hand"),
+            Durations.of(np.array(self.call_s), Provenance.MEASURED, "by hand"),
+        )
+
+
+def play(*ranks: Rank, host: Host = Host.MEASURED, machine: Cluster | None = None) -> Timeline:
+    """Hosts cost what `Rank.host` says and nothing else, unless they are modelled."""
+    job = collate([rank.trace() for rank in ranks])
+    world = ranks[0].world
+    machine = machine or cluster("a100", min(8, world), -(-world // 8))
+    return simulate(job, {rank.rank: rank.durations() for rank in ranks}, machine, host=host)
+
+
+def ends(timeline: RankTimeline) -> list[float]:
+    """When what runs on the device was over, in milliseconds."""
+    return (timeline.over[timeline.on_device()] / MS).round(6).tolist()
+
+
+def starts(timeline: RankTimeline) -> list[float]:
+    return (timeline.began[timeline.on_device()] / MS).round(6).tolist()
+
+
+REPLAY = REPLAYED
