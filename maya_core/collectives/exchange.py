@@ -20,6 +20,7 @@ from typing import Protocol
 
 import torch
 
+from maya_core.collectives.buffers import Buffers
 from maya_core.collectives.record import CollectiveRecord
 from maya_core.collectives.values import FROM_ONE, TO_MANY, Values, outcome, sources, split
 from maya_core.errors import MayaError
@@ -70,8 +71,12 @@ class Peers(Protocol):
 class Exchange:
     """The Python side of the native process groups. `peers` is None where this rank is emulated all alone."""
 
-    def __init__(self, native: ModuleType, record: CollectiveRecord, peers: Peers | None) -> None:
+    def __init__(
+        self, native: ModuleType, record: CollectiveRecord, peers: Peers | None, buffers: Buffers | None = None
+    ) -> None:
         self.native = native
+        self.buffers = buffers
+        self.buffer_bytes = 0  # taken by NCCL so far
         self.record = record
         self.peers = peers
         self.stand_ins: dict[str, int] = {}  # host data taken to be like this rank's own, by op
@@ -84,6 +89,10 @@ class Exchange:
     # ---- called by the native side ----
     def communicator(self, backend: str, name: str, ranks: list[int], rank: int) -> int:
         number = self.record.communicator(backend, name, ranks, rank)
+        if self.buffers is not None and backend == "nccl":
+            wanted = self.buffers.bytes(ranks)
+            self.native.take_outside(torch.cuda.current_device(), wanted)
+            self.buffer_bytes += wanted
         digest = hashlib.sha256(",".join(map(str, ranks)).encode()).hexdigest()[:12]
         name = f"{self.worlds}/{backend}/{name}/{digest}"
         before = sum(other.startswith(name) for other in self._names.values())

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+import torch
+
+import maya_core
 from maya_core.device import build, ops
 from maya_core.device.face import cuda as face
 from maya_core.device.kernels import Planner
@@ -69,6 +72,7 @@ class EmulatedDevice:
                     f"PYTORCH_ALLOC_CONF or PYTORCH_CUDA_ALLOC_CONF: {error}", "Correct or unset it."
                 ) from error
             raise
+        self.native.library_folders([f"{folder}/" for module in (torch, maya_core) for folder in module.__path__])
         try:
             face.put_on(self.native, gpu, gpus, self.patches)
         except BaseException:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 import maya_core
 from maya_core.collectives import face as distributed
+from maya_core.collectives.buffers import Buffers
 from maya_core.collectives.exchange import Exchange
 from maya_core.collectives.record import CollectiveRecord
 from maya_core.collectives.stores import LocalKeys
@@ -20,15 +24,18 @@ from maya_core.device.emulated import EmulatedDevice
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import DEFAULT_GPU, find_gpu
 from maya_core.launch import checkpoints, spawn
+from maya_core.launch.data import DataRecord
 from maya_core.launch.link import Link
 from maya_core.launch.modules import ModulePaths
 from maya_core.launch.settings import Settings
 from maya_core.launch.steps import StepCounter, StopProgram
 from maya_core.launch.world import World
-from maya_core.report.summary import Summary, summarise
 from maya_core.trace.job import trace_path
 from maya_core.trace.rank import RankTrace, write_trace
 from maya_core.trace.schema import EVENT, Kind
+
+if TYPE_CHECKING:
+    from maya_core.report.prediction import Prediction
 
 
 class Emulation:
@@ -42,13 +49,17 @@ class Emulation:
         self.modules = ModulePaths(self.device.native)
         self.link = Link(settings.coordinator, frozenset(settings.chosen)) if settings.coordinator else None
         self.steps = StepCounter(self.device.native, settings.steps, on_step or (self.link.step if self.link else None))
+        self.data = DataRecord(self.device.native)
         self.collectives = CollectiveRecord()
-        self.exchange = Exchange(self.device.native, self.collectives, self.link)
+        self.exchange = Exchange(
+            self.device.native, self.collectives, self.link, Buffers(self.device.gpu, self.device.gpus)
+        )
         self.trace: RankTrace | None = None
         self.forked = False
         self.modules.put_on(self.device.patches)
         self.device.where = self.modules.where
         self.steps.put_on(self.device.patches)
+        self.data.put_on(self.device.patches)
         keys = self.link or LocalKeys()
         distributed.put_on(self.device.native, self.exchange, keys, self._join_world, self.device.patches)
         checkpoints.put_on(self.device.native, self.device.patches)
@@ -68,6 +79,7 @@ class Emulation:
         self.forked = True
         self.rank = None
         self.steps.restart()
+        self.data.restart()
         self.collectives.clear()
         if self.link is not None:
             self.link.reconnect()
@@ -97,6 +109,7 @@ class Emulation:
                 "gpus": self.device.gpus,
                 "gpu_memory_bytes": gpu.memory_bytes,
                 "outside_allocator_bytes": gpu.outside_bytes,
+                "nccl_bytes": self.exchange.buffer_bytes,
                 "rank": self.rank or 0,
                 "world_size": self.world_size,
                 "ended": ended,
@@ -104,6 +117,7 @@ class Emulation:
                 "alloc_retries": [s["num_alloc_retries"] for s in stats],
                 "stand_ins": self.exchange.stand_ins,
                 "hung": hung,
+                "data": self.data.by_step(self.steps.ends),
             },
             events=events,
             signatures=self.device.planner.signatures,
@@ -112,6 +126,7 @@ class Emulation:
             communicators=self.collectives.communicators,
             calls=self.collectives.calls,
             sites=self.collectives.sites,
+            lines=native.lines(),
         )
         if not self.forked:  # a fork is about to end, and has no threads to undo things with
             self.device.remove()
@@ -138,7 +153,7 @@ class emulate:
 
         with maya_core.emulate("h100") as job:
             train()
-        print(job.summary)
+        print(job.prediction)
 
     `gpus` of a node are there. With `nodes`, the block is rank `rank` of a world with one rank per GPU, and finds the
     environment torchrun would give it. `steps` ends the block after that many optimizer steps; `out` is a folder for
@@ -194,10 +209,20 @@ class emulate:
     def trace(self) -> RankTrace:
         """What was asked of the device; there once the block has ended."""
         if self._emulation is None or self._emulation.trace is None:
-            raise MayaError("the emulation has not ended yet.", "Read `trace` and `summary` after the `with` block.")
+            raise MayaError("the emulation has not ended yet.", "Read `trace` and `prediction` after the `with` block.")
         return self._emulation.trace
 
-    @property
-    def summary(self) -> Summary:
-        """Peak memory, whether it fits, kernels and FLOPs per step."""
-        return summarise(self.trace)
+    @cached_property
+    def prediction(self) -> Prediction:
+        """Step time, throughput, memory, cost. A block is one rank: others are taken to run in lockstep with it."""
+        from maya_core.hardware.cluster import cluster
+        from maya_core.report.analysis import Options
+        from maya_core.report.predict import predict
+        from maya_core.trace.job import collate
+
+        job = collate([self.trace])
+        world = job.world_size
+        per_node = min(world, self._settings.gpus or 1)
+        job = replace(job, gpus_per_node=per_node, nodes=-(-world // per_node))
+        machine = cluster(self.trace.meta["gpu"], job.gpus_per_node, job.nodes)
+        return predict(job, machine, Options().calibrated(machine.gpu))

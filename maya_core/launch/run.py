@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -41,8 +42,12 @@ def run_command(
     steps: int | None,
     ranks: tuple[int, ...] | None,
     out: Path,
+    node: str | None = None,
+    network: str | None = None,
+    check: Callable[[World], object] = lambda _: None,
 ) -> Run:
-    """Runs the command to its end, or to the end of its last emulated step. `ranks`: () for those needed, None for all."""
+    """Runs the command to its end, or to the end of its last emulated step. `ranks`: () for those needed, None for all.
+    `node` and `network` are noted for the prediction; `check` may refuse its world before anything is run."""
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
         raise MayaError(
             "TORCH_DEVICE_BACKEND_AUTOLOAD=0 is set: torch would not load the emulated device.",
@@ -62,6 +67,7 @@ def run_command(
             f"--ranks {wrong[0]}: the world has {world.size} ranks, 0 to {world.size - 1}.",
             "Ranks are counted over all nodes.",
         )
+    check(world)
     _check_out(out)
     native()  # compile here, once, where its message is seen
     out.mkdir(parents=True, exist_ok=True)
@@ -73,7 +79,11 @@ def run_command(
             exit_code = torchrun.launch(args, Link(coordinator.socket, frozenset(chosen)), settings)
         else:
             exit_code = _run_program([program or command[0], *command[1:]], settings)
-    return Run(exit_code, _collect(out, world), out)
+    job = _collect(out, world)
+    if job is not None:
+        job = replace(job, command=without_secrets(command), node=node, network=network)
+        write_manifest(out, job)
+    return Run(exit_code, job, out)
 
 
 def _as_torchrun(command: list[str], nodes: int, gpus: int) -> list[str]:
@@ -101,22 +111,35 @@ def _run_program(command: list[str], settings: Settings) -> int:
 
 
 def _collect(out: Path, world: World) -> JobTrace | None:
-    """The traces of a run that has come to its end, and the manifest that says so."""
+    """The traces of a run that has come to its end."""
     traces = [read_trace(path) for path in sorted(out.glob("rank-*.trace"))]
     if not traces:
         return None
     joined = max(trace.meta["world_size"] for trace in traces)
     world_size = joined if joined > 1 else world.size
     per_node = min(world_size, max(trace.meta["gpus"] for trace in traces))
-    job = replace(collate(traces), world_size=world_size, nodes=-(-world_size // per_node), gpus_per_node=per_node)
-    write_manifest(
-        out,
-        world_size=job.world_size,
-        nodes=job.nodes,
-        gpus_per_node=job.gpus_per_node,
-        ranks=list(job.ranks),
-    )
-    return job
+    return replace(collate(traces), world_size=world_size, nodes=-(-world_size // per_node), gpus_per_node=per_node)
+
+
+# Names of options that take a secret, and secrets that can be told by their looks.
+_SECRET_NAME = re.compile(r"(key|token|secret|passw(or)?d|credentials?)$", re.IGNORECASE)
+_SECRET_LOOKS = re.compile(
+    r"\b(sk|hf|ghp|gho|glpat|xox[abp]|AKIA|ASIA)[-_]?[A-Za-z0-9_-]{12,}|(?<=://)[^/@\s]+:[^/@\s]+(?=@)"
+)
+
+
+def without_secrets(command: list[str]) -> tuple[str, ...]:
+    """The command as it may be kept and shown."""
+    shown, hide = [], False
+    for word in command:
+        name, equals, _ = word.partition("=")
+        if hide and not word.startswith("-"):
+            word = "***"
+        elif equals and _SECRET_NAME.search(name):
+            word = f"{name}=***"
+        hide = not equals and word.startswith("-") and bool(_SECRET_NAME.search(name))
+        shown.append(_SECRET_LOOKS.sub("***", word))
+    return tuple(shown)
 
 
 def _check_out(out: Path) -> None:
@@ -126,7 +149,9 @@ def _check_out(out: Path) -> None:
     if not out.is_dir():
         raise MayaError(f"--out {out} is a file.", "Give a folder for the traces.")
     others = [
-        entry for entry in out.iterdir() if not re.fullmatch(r"(rank-\d{5,}\.trace|job\.json)(\.part)?", entry.name)
+        entry
+        for entry in out.iterdir()
+        if not re.fullmatch(r"(rank-\d{5,}\.trace|job\.json|prediction\.json)(\.part)?", entry.name)
     ]
     if others:
         raise MayaError(

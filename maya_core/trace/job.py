@@ -17,6 +17,7 @@ from maya_core.trace.rank import RankTrace, read_trace
 from maya_core.trace.schema import Kind
 
 MANIFEST = "job.json"
+PREDICTION = "prediction.json"  # beside it, once there is one
 VERSION = 1
 
 
@@ -52,6 +53,9 @@ class JobTrace:
     gpus_per_node: int
     ranks: dict[int, RankTrace]
     rendezvous: list[Rendezvous]
+    command: tuple[str, ...] = ()  # what was run, where it is known; secrets are left out
+    node: str | None = None  # kind of node and network, where the user named them
+    network: str | None = None
 
 
 class _Line(NamedTuple):
@@ -149,15 +153,26 @@ class Manifest(BaseModel):
     nodes: int
     gpus_per_node: int
     ranks: list[int]  # that were emulated
+    command: list[str] = []
+    node: str | None = None
+    network: str | None = None
 
 
 def trace_path(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank:05d}.trace"
 
 
-def write_manifest(folder: Path, *, world_size: int, nodes: int, gpus_per_node: int, ranks: list[int]) -> None:
+def write_manifest(folder: Path, job: JobTrace) -> None:
     """Says that the folder's traces are a whole job. To be written last."""
-    manifest = Manifest(world_size=world_size, nodes=nodes, gpus_per_node=gpus_per_node, ranks=ranks)
+    manifest = Manifest(
+        world_size=job.world_size,
+        nodes=job.nodes,
+        gpus_per_node=job.gpus_per_node,
+        ranks=list(job.ranks),
+        command=list(job.command),
+        node=job.node,
+        network=job.network,
+    )
     part = folder / (MANIFEST + ".part")
     part.write_text(manifest.model_dump_json(indent=2) + "\n")
     os.replace(part, folder / MANIFEST)
@@ -176,7 +191,13 @@ def read_job(folder: str | Path) -> JobTrace:
                 f"rank {rank} of the job in {folder} cannot be read: {error.problem}", error.advice
             ) from error
     return replace(
-        collate(traces), world_size=manifest.world_size, nodes=manifest.nodes, gpus_per_node=manifest.gpus_per_node
+        collate(traces),
+        world_size=manifest.world_size,
+        nodes=manifest.nodes,
+        gpus_per_node=manifest.gpus_per_node,
+        command=tuple(manifest.command),
+        node=manifest.node,
+        network=manifest.network,
     )
 
 

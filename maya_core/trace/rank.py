@@ -6,7 +6,7 @@ import io
 import json
 import os
 import zipfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,9 @@ class RankTrace:
     communicators: list[Communicator]
     calls: list[CollectiveCall]  # on the communicators, by number
     sites: list[Site]  # call stacks, by number
+    lines: list[str] = field(
+        default_factory=lambda: [""]
+    )  # file:line of the program that memory was allocated from, by number; 0 is none
 
     @property
     def ops(self) -> np.ndarray:
@@ -134,6 +137,7 @@ def write_trace(path: Path, trace: RankTrace) -> None:
         archive.writestr("signatures.json", json.dumps(rows, separators=(",", ":")))
         archive.writestr("modules.json", json.dumps(trace.modules))
         archive.writestr("streams.json", json.dumps(trace.streams))
+        archive.writestr("lines.json", json.dumps(trace.lines))
         archive.writestr("communication.json", json.dumps(_communication_to_json(trace), separators=(",", ":")))
     os.replace(part, path)
 
@@ -168,12 +172,13 @@ def read_trace(path: str | Path) -> RankTrace:
             communication: tuple[list[Communicator], list[CollectiveCall], list[Site]] = ([], [], [])
             if meta["version"] >= 2:
                 communication = _communication_from_json(json.loads(archive.read("communication.json")))
+            lines = json.loads(archive.read("lines.json")) if meta["version"] >= 3 else [""]
     except (zipfile.BadZipFile, KeyError, ValueError, TypeError, EOFError, OSError) as error:
         raise MayaError(
             f"{path} is not a whole Maya trace ({error}).",
             "It may be cut short or of another kind; run `maya run` again to make it anew.",
         ) from error
-    return RankTrace(meta, events, signatures, modules, streams, *communication)
+    return RankTrace(meta, events, signatures, modules, streams, *communication, lines)
 
 
 def _check_version(path: Path, meta: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import enum
 
 import numpy as np
 
-VERSION = 2  # 2: collectives; a trace of version 1 has none
+VERSION = 3  # 2: collectives, of which version 1 has none; 3: lines of allocations
 
 EVENT = np.dtype(
     [
@@ -29,7 +29,7 @@ class Kind(enum.IntEnum):
     """What happened; the comment says what `subject`, `a` and `b` hold."""
 
     OP = 0  # subject: signature
-    ALLOC = 1  # a: address, b: bytes
+    ALLOC = 1  # subject: line of the program, a: address, b: bytes
     FREE = 2  # a: address, b: bytes
     SEGMENT_ALLOC = 3  # a: address, b: bytes
     SEGMENT_FREE = 4  # a: address, b: bytes

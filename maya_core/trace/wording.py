@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import PurePath
 
@@ -66,3 +67,8 @@ def _bytes(count: float) -> str:
         if count < 1024:
             return f"{count:.1f} {unit}"
     return f"{count / 1024:.2f} GiB"
+
+
+def generic(module: str) -> str:
+    """A module's path with the numbers of repeated layers left open: GPT.blocks.*.mlp"""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", module)

@@ -36,14 +36,14 @@ def _run(make, attention: str = "sdpa") -> tuple[maya_core.emulate, nn.Module]:
 @pytest.mark.parametrize("make", TRANSFORMERS, ids=lambda make: make.__name__)
 def test_transformers_train(make, attention: str) -> None:
     job, model = _run(make, attention)
-    summary = job.summary
-    assert summary.steps == 2
+    memory = job.prediction.memory.ranks[0]
+    assert job.trace.steps == 2
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    held = summary.memory[0].by_category_bytes
+    held = memory.by_category_bytes
     # blocks are rounded up to 512 bytes, and a tied or expert weight counts once
     assert weights <= held["parameters"] <= weights * 1.1
     assert held["optimizer_state"] == pytest.approx(2 * weights, rel=0.1)
-    assert sum(held.values()) == summary.memory[0].peak_allocated_bytes
+    assert sum(held.values()) == memory.peak_allocated_bytes
 
 
 def test_flops_of_llama_are_those_of_its_matrices() -> None:
@@ -57,7 +57,7 @@ def test_flops_of_llama_are_those_of_its_matrices() -> None:
     matrices = 6 * 2 * 64 * sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
     product = 2 * 2 * 4 * 64 * 64 * 32  # batch 2, 4 heads, 64 queries by 64 keys, head 32
     assert (
-        job.summary.flops_per_step == matrices + 2 * (2 + 5) * product
+        job.prediction.flops.hardware == matrices + 2 * (2 + 5) * product
     )  # per layer two products forward, five backward
 
 
@@ -67,23 +67,24 @@ def test_memory_left_over_from_an_earlier_emulation_is_not_counted() -> None:
         model, _ = models.gpt2()
         del kept
     held = sum(p.numel() * p.element_size() for p in model.parameters())
-    assert job.summary.memory[0].peak_allocated_bytes >= held
+    assert job.prediction.memory.ranks[0].peak_allocated_bytes >= held
 
 
 def test_eager_and_sdpa_differ_in_kernels_not_in_parameters() -> None:
-    eager, sdpa = (_run(models.gpt2, attention)[0].summary for attention in ("eager", "sdpa"))
-    assert sdpa.kernels_per_step < eager.kernels_per_step
-    assert sdpa.memory[0].by_category_bytes["parameters"] == eager.memory[0].by_category_bytes["parameters"]
+    eager, sdpa = (_run(models.gpt2, attention)[0].prediction for attention in ("eager", "sdpa"))
+    assert sdpa.trace.kernels_per_step < eager.trace.kernels_per_step
+    held = [each.memory.ranks[0].by_category_bytes["parameters"] for each in (sdpa, eager)]
+    assert held[0] == held[1]
 
 
 def test_resnet_and_lstm_train() -> None:
     for make in (models.resnet, models.lstm):
         job, model = _run(make)
-        assert job.summary.steps == 2
+        assert job.trace.steps == 2
         assert all(p.grad is None for p in model.parameters())
         ops = {job.trace.signatures[s].op for s in job.trace.ops["subject"]}
         assert ops & {"aten::convolution_backward", "aten::_cudnn_rnn_backward"}
-        assert len(job.summary.caveats) == 1  # what cuDNN takes beyond its results is said not to be known
+        assert len(job.prediction.caveats) == 1  # what cuDNN takes beyond its results is said not to be known
 
 
 def test_resnet_keeps_channels_last() -> None:
@@ -112,7 +113,7 @@ def test_autocast_with_grad_scaler(dtype: torch.dtype) -> None:
         assert scaler.get_scale() == (
             65536.0 if dtype == torch.float16 else 1.0
         )  # no overflow was assumed, so no step was skipped
-    assert job.summary.steps == 3
+    assert job.trace.steps == 3
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -133,7 +134,7 @@ def test_gradient_checkpointing_recomputes(reentrant: bool) -> None:
         with maya_core.emulate("h100") as job:
             model = Model().cuda()
             model(torch.randn(4096, 512, device="cuda", requires_grad=True), recompute).sum().backward()
-        activations = job.summary.memory[0].by_category_bytes["activations"]
+        activations = job.prediction.memory.ranks[0].by_category_bytes["activations"]
         return activations, set(job.trace.ops["phase"].tolist()), job.trace.launches(job.trace.events)
 
     plain, phases, launches = peak_and_phases(False)
@@ -190,7 +191,7 @@ def test_optimizers(name: str) -> None:
             OPTIMIZERS[name](model.parameters()),
             steps=3,
         )
-    states = max(peak.by_category_bytes["optimizer_state"] for peak in job.summary.memory)
+    states = max(peak.by_category_bytes["optimizer_state"] for peak in job.prediction.memory.ranks)
     if name in STATES:
         assert states // (4 << 20) == 4 * STATES[name]
     else:

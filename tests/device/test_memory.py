@@ -149,6 +149,6 @@ def test_running_out_and_going_on_is_a_fit_with_a_word_of_warning() -> None:
             except torch.OutOfMemoryError:
                 batch //= 2
     assert batch == 32
-    assert job.summary.memory[0].fits
-    assert any("ran out 1 time" in caveat for caveat in job.summary.caveats)
-    assert any("give its cache back" in caveat for caveat in job.summary.caveats)
+    assert job.prediction.memory.ranks[0].fits
+    assert any("ran out 1 time" in caveat for caveat in job.prediction.caveats)
+    assert any("give its cache back" in caveat for caveat in job.prediction.caveats)

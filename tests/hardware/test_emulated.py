@@ -28,7 +28,7 @@ for gpu in gpus().values():
     assert (seen.multi_processor_count, seen.major, seen.minor) == (gpu.sms, *gpu.compute_capability), gpu.name
     assert watts == gpu.power_limit_w, gpu.name
     assert architecture <= 10, gpu.name
-    print(gpu.name, job.summary.memory[0].fits, joined)
+    print(gpu.name, job.prediction.memory.ranks[0].fits, joined)
 """
 
 

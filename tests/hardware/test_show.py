@@ -103,4 +103,4 @@ def test_a_program_runs_on_the_users_own_gpu(tmp_path: Path, launcher: list[str]
     done = maya("run", "--hardware", "own.toml", "--gpu", "my-h100", "--", *launcher, "train.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "sees Mine 70" in done.stdout
-    assert "70.00 GiB" in done.stdout
+    assert "70.0 GiB" in done.stdout

@@ -188,10 +188,12 @@ def test_a_rank_that_takes_no_steps_may_run_on() -> None:
 
 
 def written(folder: Path) -> None:
-    for one in (Rank(0, 16), Rank(8, 16)):
+    ranks = [Rank(0, 16), Rank(8, 16)]
+    for one in ranks:
         one.call("all_reduce")
         write_trace(trace_path(folder, one.rank), one.trace())
-    write_manifest(folder, world_size=16, nodes=2, gpus_per_node=8, ranks=[0, 8])
+    job = collate([one.trace() for one in ranks])
+    write_manifest(folder, replace(job, world_size=16, nodes=2, gpus_per_node=8, command=("torchrun", "train.py")))
 
 
 def test_a_job_is_read_from_its_folder(tmp_path: Path) -> None:
@@ -200,6 +202,7 @@ def test_a_job_is_read_from_its_folder(tmp_path: Path) -> None:
     job = read_job(tmp_path)
     assert (job.world_size, job.nodes, job.gpus_per_node, list(job.ranks)) == (16, 2, 8, [0, 8])
     assert job.rendezvous[0].members == (0, 8)
+    assert job.command == ("torchrun", "train.py")
     assert find_hangs(job) == []
 
 

@@ -339,6 +339,11 @@ CachingAllocator::CachingAllocator(int device, int64_t total_bytes, int64_t outs
     : state_(std::make_unique<State>(device, total_bytes, outside_bytes, std::move(settings))) {}
 CachingAllocator::~CachingAllocator() = default;
 
+bool CachingAllocator::take_outside(int64_t bytes) {
+  Lock lock(state_->mutex);
+  return state_->driver.take_outside(bytes);
+}
+
 void CachingAllocator::configure(std::shared_ptr<const AllocatorSettings> settings) {
   Lock lock(state_->mutex);
   state_->settings = std::move(settings);

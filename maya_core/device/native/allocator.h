@@ -58,6 +58,8 @@ class CachingAllocator {
   CachingAllocator(int device, int64_t total_bytes, int64_t outside_bytes, std::shared_ptr<const AllocatorSettings> settings);
   ~CachingAllocator();
 
+  // Memory that a library takes from the driver by itself; false where there is not so much left.
+  bool take_outside(int64_t bytes);
   void configure(std::shared_ptr<const AllocatorSettings> settings);  // new settings for what is allocated from now on
 
   Block* allocate(int64_t bytes, StreamId stream);  // bytes > 0; throws OutOfMemory

@@ -14,6 +14,12 @@ bool Driver::take(int64_t bytes) {
   return true;
 }
 
+bool Driver::take_outside(int64_t bytes) {
+  if (bytes > free()) return false;
+  outside_ += bytes;
+  return true;
+}
+
 void Driver::give_back(int64_t bytes) { taken_ -= bytes; }
 
 int64_t Driver::free() const { return std::max<int64_t>(0, total_ - outside_ - taken_); }

@@ -128,6 +128,7 @@ class Driver {
  public:
   Driver(int device, int64_t total, int64_t outside);
   bool take(int64_t bytes);  // false: the device has not so much left
+  bool take_outside(int64_t bytes);
   void give_back(int64_t bytes);
   uint64_t reserve_addresses(int64_t bytes);
   void release_addresses(uint64_t address, int64_t bytes);

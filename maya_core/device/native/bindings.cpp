@@ -6,6 +6,7 @@
 
 #include "device.h"
 #include "dispatch.h"
+#include "lines.h"
 #include "values.h"
 
 namespace maya {
@@ -396,6 +397,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("clock_ns", [](int device) { return clock_of(device, current_stream(device)); });
   m.def("default_generator", [](int device) { return default_generator(device); });
   // ---- memory ----
+  m.def("take_outside", [](int device, int64_t bytes) {
+    if (allocator(device).take_outside(bytes)) return;
+    recorder().add(EventKind::OutOfMemory, device, current_stream(device), 0, bytes);
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. NCCL tried to allocate ", bytes >> 20, " MiB for the buffers of a communicator.");
+  });
   m.def("memory_stats", &memory_stats);
   m.def("memory_snapshot", &memory_snapshot);
   m.def("memory_info", [](int device) { return allocator(device).memory_info(); });
@@ -471,6 +477,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("stop_recording", [] { recorder().stop(); });
   m.def("take_events", &take_events);
   m.def("event_count", [] { return recorder().size(); });
+  m.def("lines", &lines);
+  m.def("library_folders", &library_folders);
   m.def("streams", [] { return recorder().streams(); });
   m.def("label", [](const std::vector<at::Tensor>& tensors, uint32_t category) {
     for (const auto& tensor : tensors) {

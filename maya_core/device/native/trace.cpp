@@ -1,8 +1,11 @@
 #include "trace.h"
 
+#include "lines.h"
+
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/node.h>
 
 #include <algorithm>
@@ -19,51 +22,57 @@ thread_local uint32_t this_thread = next_thread++;
 thread_local std::vector<uint32_t> module_stack;
 thread_local int optimizer_depth = 0;
 
-// Autograd numbers the nodes of a thread as they are made, so the module of a backward op is that of the forward op
-// whose node bears the same number. One row per forward thread, one column per number.
-struct ForwardModules {
+// Autograd numbers the nodes of a thread as they are made, so the module and line of a backward op are those of the forward
+// op whose node bears the same number. One row per forward thread, one column per number.
+struct Origin { uint32_t module, line; };
+struct ForwardOrigins {
   std::shared_mutex mutex;
-  std::unordered_map<uint64_t, std::vector<uint32_t>> by_thread;
+  std::unordered_map<uint64_t, std::vector<Origin>> by_thread;
 };
-ForwardModules& forward_modules() {
-  static auto* modules = new ForwardModules;
-  return *modules;
+ForwardOrigins& forward_origins() {
+  static auto* origins = new ForwardOrigins;
+  return *origins;
 }
 thread_local uint64_t noted_until = 0;
+thread_local uint32_t last_line = 0;  // of this thread's last allocation
 
-void note_forward_module(uint32_t module) {
+void note_forward(uint32_t module) {
   const uint64_t made = at::sequence_number::peek();
   if (made == noted_until) return;
-  auto& forward = forward_modules();
+  auto& forward = forward_origins();
   std::unique_lock lock(forward.mutex);
   auto& row = forward.by_thread[at::RecordFunction::currentThreadId()];
-  row.resize(made, module);  // numbers handed out since the last op belong to this one
+  row.resize(made, {module, last_line});  // numbers handed out since the last op belong to this one
   noted_until = made;
 }
 
-uint32_t module_of_backward(const torch::autograd::Node& node) {
-  auto& forward = forward_modules();
+Origin origin_of_backward(const torch::autograd::Node& node) {
+  auto& forward = forward_origins();
   std::shared_lock lock(forward.mutex);
   auto row = forward.by_thread.find(node.thread_id());
-  if (row == forward.by_thread.end() || node.sequence_nr() >= row->second.size()) return 0;
+  if (row == forward.by_thread.end() || node.sequence_nr() >= row->second.size()) return {0, 0};
   return row->second[node.sequence_nr()];
 }
 
-struct Place { uint32_t module; Phase phase; };
+struct Place { uint32_t module; Phase phase; uint32_t line; };
 
-Place place() {
-  if (optimizer_depth > 0) return {current_module(), Phase::Optimizer};
+// `line`: the one Python is at, if that is known already.
+Place place(uint32_t line) {
+  if (optimizer_depth > 0) return {current_module(), Phase::Optimizer, line};
   auto node = torch::autograd::get_current_node();
+  if (!node && torch::autograd::get_current_graph_task_id() >= 0)
+    return {current_module(), Phase::Backward, line};  // what is to be done once all nodes are through: FSDP's last reduction
   if (!node) {
-    note_forward_module(current_module());
-    return {current_module(), Phase::Forward};
+    note_forward(current_module());
+    return {current_module(), Phase::Forward, line};
   }
   // A module's forward inside backward is activation checkpointing at work.
   if (!module_stack.empty() && at::GradMode::is_enabled()) {
-    note_forward_module(current_module());
-    return {current_module(), Phase::Recompute};
+    note_forward(current_module());
+    return {current_module(), Phase::Recompute, line};
   }
-  return {module_of_backward(*node), Phase::Backward};
+  const Origin origin = origin_of_backward(*node);
+  return {origin.module, Phase::Backward, origin.line};
 }
 
 }  // namespace
@@ -80,6 +89,7 @@ int64_t Recorder::now() const {
 void Recorder::start() {
   std::lock_guard lock(mutex_);
   forget_modules();
+  forget_lines();
   events_.clear();
   streams_.clear();
   start_ns_ = 0;
@@ -97,7 +107,10 @@ uint16_t Recorder::stream_number(int device, int64_t stream) {
 void Recorder::add(EventKind kind, int device, int64_t stream, uint32_t subject, int64_t a, int64_t b, uint16_t flags) {
   if (!on()) return;
   const bool anywhere = kind == EventKind::Free || kind == EventKind::SegmentAlloc || kind == EventKind::SegmentFree || kind == EventKind::Label;
-  const Place where = anywhere ? Place{0, Phase::Forward} : place();
+  const bool allocates = kind == EventKind::Alloc;
+  if (allocates) last_line = current_line();  // takes the GIL: before any lock of ours
+  const Place where = anywhere ? Place{0, Phase::Forward, 0} : place(last_line);
+  if (allocates) subject = where.line;
   std::lock_guard lock(mutex_);
   events_.push_back({now(), a, b, subject, where.module, stream_number(device, stream), uint8_t(kind), uint8_t(where.phase),
                      uint8_t(device), uint8_t(this_thread), flags});
@@ -144,14 +157,14 @@ void enter_module(uint32_t module) { module_stack.push_back(module); }
 void leave_module() { if (!module_stack.empty()) module_stack.pop_back(); }
 uint32_t current_module() { return module_stack.empty() ? 0 : module_stack.back(); }
 std::pair<uint32_t, Phase> current_place() {
-  const Place where = place();
+  const Place where = place(0);
   return {where.module, where.phase};
 }
 void enter_optimizer() { optimizer_depth++; }
 void leave_optimizer() { optimizer_depth--; }
 
 void forget_modules() {
-  auto& forward = forward_modules();
+  auto& forward = forward_origins();
   std::unique_lock lock(forward.mutex);
   forward.by_thread.clear();
 }

@@ -12,7 +12,7 @@ namespace maya {
 // Written to disk as numbers: append only, and keep maya_core/trace/schema.py in step.
 enum class EventKind : uint8_t {
   Op = 0,            // subject: signature
-  Alloc = 1,         // a: address, b: bytes (rounded as the allocator does)
+  Alloc = 1,         // subject: line of the program, a: address, b: bytes (rounded as the allocator does)
   Free = 2,          // a: address, b: bytes
   SegmentAlloc = 3,  // a: address, b: bytes
   SegmentFree = 4,   // a: address, b: bytes
