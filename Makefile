@@ -1,17 +1,17 @@
-# make demo     everything from nothing: environment, install, an unmodified training script on an emulated GPU
+# make demo     everything from nothing: environment, install, Llama 3 8B on eight emulated H100, and a page about it
 # make test     the tests          make lint   style and types
 # make bench    speed figures      make format rewrites the sources in the project's style
-# make accuracy DATA=folder   error of the predictor on measurements its fit did not see (docs/predictor.md)
+# make accuracy DATA=folder   errors on measurements: kernels (docs/predictor.md) and whole training runs (docs/accuracy.md)
 # make profiles DATA=folder   fits the predictor's profiles anew
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint format bench bench-worlds bench-predictor accuracy profiles clean
+.PHONY: demo test lint format bench bench-worlds bench-predictor bench-simulator accuracy profiles clean
 
 demo: $(INSTALLED)
-	$(BIN)/maya run --gpu h100 --out maya-out/demo -- python examples/train_gpt.py
+	$(BIN)/maya run --gpu h100 --out maya-out/demo --html maya-out/demo.html -- torchrun --nproc-per-node 8 examples/train_llama_fsdp2.py
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto --dist worksteal tests
@@ -31,12 +31,16 @@ bench: $(INSTALLED)
 bench-worlds: $(INSTALLED)
 	$(BIN)/python tests/benchmarks/bench_worlds.py
 
+bench-simulator: $(INSTALLED)
+	$(BIN)/python tests/benchmarks/bench_simulator.py
+
 bench-predictor: $(INSTALLED)
 	$(BIN)/python tests/benchmarks/bench_predictor.py
 
 accuracy: $(INSTALLED)
 	@test -n "$(DATA)" || { echo "make accuracy DATA=folder: the measurements to hold predictions against (docs/predictor.md)"; exit 2; }
 	$(BIN)/python tests/accuracy/predictor.py "$(DATA)"
+	$(BIN)/python tests/accuracy/published_runs.py "$(DATA)"
 
 profiles: $(INSTALLED)
 	@test -n "$(DATA)" || { echo "make profiles DATA=folder: the measurements to fit (docs/predictor.md)"; exit 2; }
@@ -47,6 +51,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt HolisticTraceAnalysis  # which wants JupyterLab
 	touch $@
 
 clean:

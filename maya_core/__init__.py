@@ -4,7 +4,7 @@ import maya_core
 
 with maya_core.emulate("h100") as job:
     train()
-print(job.summary)
+print(job.prediction)
 """
 
 from typing import TYPE_CHECKING, Any

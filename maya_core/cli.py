@@ -11,10 +11,19 @@ import typer
 from rich.console import Console
 
 from maya_core.errors import MayaError
-from maya_core.hardware.catalog import DEFAULT_GPU, find_gpu, use_hardware_file
+from maya_core.hardware.catalog import DEFAULT_GPU, find_gpu, find_node, use_hardware_file
+from maya_core.hardware.cluster import Cluster, cluster
+from maya_core.predictor.attention_kind import DEFAULT_ATTENTION, SLOWER_THAN_FLASH2, check_attention
 from maya_core.predictor.calibrate import commands as calibrate
+from maya_core.predictor.calibration import load_calibration
+from maya_core.report.analysis import Options
+from maya_core.report.files import write_prediction
+from maya_core.report.outputs import Outputs
+from maya_core.simulator.host import Host
+from maya_core.trace.job import PREDICTION, read_job
 
 HANGS = 3  # exit code of a run whose job would hang
+KILLED = (137, -9)
 
 app = typer.Typer(
     name="maya",
@@ -30,6 +39,41 @@ HardwareOption = Annotated[
     typer.Option(
         "--hardware",
         help="A TOML file with GPUs, nodes, networks and prices of your own. Default: $MAYA_HARDWARE, or maya/hardware.toml in your configuration folder.",
+    ),
+]
+
+
+FolderArgument = Annotated[Path, typer.Argument(help="The --out folder of a `maya run`.", metavar="DIR")]
+JsonOption = Annotated[
+    Path | None, typer.Option("--json", help="Write the prediction as JSON to this file.", metavar="FILE")
+]
+HtmlOption = Annotated[
+    Path | None,
+    typer.Option("--html", help="Write a page with the prediction, timeline and memory to this file.", metavar="FILE"),
+]
+NodeOption = Annotated[
+    str | None, typer.Option(help="A kind of node, a cloud's instance say; `maya gpus --nodes` lists them.")
+]
+NetworkOption = Annotated[
+    str | None,
+    typer.Option(help="The network between nodes; `maya gpus --networks` lists them. Default: the node's own."),
+]
+PriceOption = Annotated[
+    float | None, typer.Option(min=0.0001, help="What a GPU costs you an hour, in US dollars, instead of list prices.")
+]
+SamplesOption = Annotated[
+    float | None, typer.Option(min=1, help="Samples in a step of the whole job, where Maya cannot tell.")
+]
+TokensOption = Annotated[
+    float | None, typer.Option(min=1, help="Tokens in a step of the whole job, where Maya cannot tell.")
+]
+AttentionOption = Annotated[
+    str, typer.Option(help=f"Which generation of flash attention the job will run: {', '.join(SLOWER_THAN_FLASH2)}.")
+]
+HostOption = Annotated[
+    Host,
+    typer.Option(
+        help="The host's time: 'modelled' by call, the same on every machine, or as 'measured' while emulating."
     ),
 ]
 
@@ -65,7 +109,13 @@ def run(
         list[str],
         typer.Argument(help="The command to run, as you would type it: python train.py ...", metavar="-- COMMAND"),
     ],
-    gpu: Annotated[str, typer.Option(help="Which GPU to emulate; `maya gpus` lists them.")] = DEFAULT_GPU,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Which GPU to emulate; `maya gpus` lists them. Default: {DEFAULT_GPU}, or the --node's.",
+            show_default=False,
+        ),
+    ] = None,
     nodes: Annotated[
         int | None, typer.Option(min=1, help="Nodes of the cluster; torchrun's --nnodes says it as well.")
     ] = None,
@@ -75,6 +125,8 @@ def run(
             min=1, max=64, help="GPUs of a node, all seen by the program. Default: what the launcher asks for, or 1."
         ),
     ] = None,
+    node: NodeOption = None,
+    network: NetworkOption = None,
     ranks: Annotated[
         str,
         typer.Option(
@@ -84,40 +136,156 @@ def run(
     steps: Annotated[
         str, typer.Option(help="Stop after this many optimizer steps; 'all' lets the program run to its end.")
     ] = "3",
-    out: Annotated[Path, typer.Option(help="Folder for the trace.")] = Path("maya-out"),
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the summary as JSON to this file.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the traces and the prediction.")] = Path("maya-out"),
+    json_file: JsonOption = None,
+    html: HtmlOption = None,
+    samples_per_step: SamplesOption = None,
+    tokens_per_step: TokensOption = None,
+    price_per_gpu_hour: PriceOption = None,
+    attention: AttentionOption = DEFAULT_ATTENTION,
+    host: HostOption = Host.MODELLED,
     hardware: HardwareOption = None,
 ) -> None:
-    """Runs a training command on emulated GPUs and says what it did to them."""
+    """Runs a training command on emulated GPUs and predicts what it does to real ones: time, memory, cost."""
     from maya_core.launch.run import run_command, split_command
-    from maya_core.report.summary import render_job, summarise_job
+    from maya_core.report.what_if import recorded_cluster
 
     use_hardware_file(hardware)
-    find_gpu(gpu)
+    chosen = find_gpu(gpu).name if gpu is not None else find_node(node).gpu if node is not None else DEFAULT_GPU
+    options = Options(host, attention, samples_per_step, tokens_per_step)
+    outputs = Outputs(json_file, html)
+    check_attention(attention, find_gpu(chosen))
     done = run_command(
         split_command(command),
-        gpu=gpu,
+        gpu=chosen,
         nodes=nodes,
         gpus=gpus_per_node,
         steps=_steps(steps),
         ranks=_ranks(ranks),
         out=out,
+        node=node,
+        network=network,
+        check=lambda world: cluster(chosen, world.ranks_per_node, world.nodes, node=node, network=network),
     )
-    console = Console()
     if done.job is None:
         reason = (
             f"it ended with exit code {done.exit_code}"
             if done.exit_code
             else "it never imported torch, or ended without leaving Python"
         )
-        raise MayaError(f"the command left no trace: {reason}.", "Its own output above says more.")
-    summary = summarise_job(done.job)
-    console.print(render_job(summary))
-    console.print(f"[dim]Trace: {done.out}[/dim]")
-    if json_file is not None:
-        json_file.write_text(json.dumps(summary.model_dump(), indent=2) + "\n")
-    if done.exit_code or summary.hangs:
+        advice = "Its own output above says more."
+        if done.exit_code in KILLED:
+            advice = "It was killed, most likely for this machine's memory: models are made on the host unless the program makes them on 'cuda' or 'meta'."
+        raise MayaError(f"the command left no trace: {reason}.", advice)
+    machine = recorded_cluster(done.job, price_per_gpu_hour=price_per_gpu_hour)
+    prediction = outputs.tell(done.job, machine, options.calibrated(machine.gpu))
+    write_prediction(done.out / PREDICTION, prediction)
+    Console().print(
+        f"[dim]Trace: {done.out}; `maya report {done.out} --html FILE` draws it, `maya what-if {done.out} --gpu ...` tells of other hardware.[/dim]"
+    )
+    if done.exit_code or prediction.hangs:
         raise typer.Exit(done.exit_code or HANGS)
+
+
+@app.command()
+def report(
+    folder: FolderArgument,
+    json_file: JsonOption = None,
+    html: HtmlOption = None,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(
+            "--timeline",
+            help="Write the timeline in Kineto's format, for Perfetto, chrome://tracing and HolisticTraceAnalysis: FILE.json or FILE.json.gz; of several ranks one file each.",
+            metavar="FILE",
+        ),
+    ] = None,
+    snapshot: Annotated[
+        Path | None,
+        typer.Option(
+            "--memory-snapshot",
+            help="Write a memory snapshot for pytorch.org/memory_viz. It is a pickle, because that page wants one.",
+            metavar="FILE",
+        ),
+    ] = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="Only this rank's timeline and snapshot.")] = None,
+    samples_per_step: SamplesOption = None,
+    tokens_per_step: TokensOption = None,
+    price_per_gpu_hour: PriceOption = None,
+    network: NetworkOption = None,
+    attention: AttentionOption = DEFAULT_ATTENTION,
+    host: HostOption = Host.MODELLED,
+    hardware: HardwareOption = None,
+) -> None:
+    """Predicts from a recorded run again, and draws it: page, timeline, memory snapshot."""
+    from maya_core.report.what_if import recorded_cluster
+
+    use_hardware_file(hardware)
+    outputs = Outputs(json_file, html, timeline, snapshot, rank)
+    job = read_job(folder)
+    machine = recorded_cluster(job, network=network, price_per_gpu_hour=price_per_gpu_hour)
+    options = Options(host, attention, samples_per_step, tokens_per_step)
+    outputs.tell(job, machine, options.calibrated(machine.gpu))
+
+
+@app.command("what-if")
+def what_if(
+    folder: FolderArgument,
+    gpu: Annotated[list[str] | None, typer.Option(help="Another GPU; give it several times to compare.")] = None,
+    node: NodeOption = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="So many nodes, with as many GPUs in all as were recorded.")
+    ] = None,
+    gpus_per_node: Annotated[int | None, typer.Option(min=1, max=64, help="The same GPUs in nodes of so many.")] = None,
+    network: NetworkOption = None,
+    price_per_gpu_hour: PriceOption = None,
+    json_file: JsonOption = None,
+    html: HtmlOption = None,
+    samples_per_step: SamplesOption = None,
+    tokens_per_step: TokensOption = None,
+    attention: AttentionOption = DEFAULT_ATTENTION,
+    host: HostOption = Host.MODELLED,
+    hardware: HardwareOption = None,
+) -> None:
+    """What a recorded run would do on other GPUs, nodes or networks, without running it again."""
+    from maya_core.report.predict import predict
+    from maya_core.report.what_if import comparison, other_cluster, recorded_cluster
+
+    use_hardware_file(hardware)
+    outputs = Outputs(json_file, html)
+    if not any((gpu, node, nodes, gpus_per_node, network, price_per_gpu_hour, attention != DEFAULT_ATTENTION)):
+        raise MayaError(
+            "nothing to change.",
+            "Give --gpu, --node, --nodes, --gpus-per-node, --network, --price-per-gpu-hour or --attention.",
+        )
+    job = read_job(folder)
+    machines = [
+        other_cluster(
+            job,
+            gpu=each,
+            node=node,
+            nodes=nodes,
+            gpus_per_node=gpus_per_node,
+            network=network,
+            price_per_gpu_hour=price_per_gpu_hour,
+        )
+        for each in (gpu or (None,))
+    ]
+    if len(machines) > 1 and (json_file or html):
+        raise MayaError("--json and --html are for one cluster, and several were given.", "Give one --gpu.")
+    recorded = recorded_cluster(job)
+    same = Options(host, DEFAULT_ATTENTION, samples_per_step, tokens_per_step)
+    other = Options(host, attention, samples_per_step, tokens_per_step)
+    before = predict(job, recorded, same.calibrated(recorded.gpu))
+    if len(machines) == 1:
+        after = [outputs.tell(job, machines[0], other.calibrated(machines[0].gpu))]
+    else:
+        after = [predict(job, machine, other.calibrated(machine.gpu)) for machine in machines]
+    Console().print(comparison(["as recorded", *map(_name, machines)], [before, *after]))
+
+
+def _name(machine: Cluster) -> str:
+    return f"{machine.gpus} x {machine.gpu.name}" + (f", {machine.network.name}" if machine.nodes > 1 else "")
 
 
 @app.command("gpus")
@@ -158,11 +326,8 @@ def kernels(
     burst: Annotated[bool, typer.Option(help="At the clocks of short bursts, not of sustained load.")] = False,
 ) -> None:
     """Lists what takes the GPU's time in a recorded step, how long each op takes, and how surely that is known."""
-    from maya_core.hardware.cluster import cluster
-    from maya_core.predictor.calibration import load_calibration
-    from maya_core.predictor.predict import durations_of
+    from maya_core.predictor.predict import Predictor, durations_of
     from maya_core.report.kernels import entries, render
-    from maya_core.trace.job import read_job
 
     job = read_job(folder)
     traces = {int(trace.meta.get("rank", 0)): trace for trace in job.ranks.values()}
@@ -172,7 +337,8 @@ def kernels(
         if rank is not None and number != rank:
             continue
         machine = cluster(gpu or trace.meta["gpu"], job.gpus_per_node, job.nodes)
-        priced = durations_of(trace, machine, burst=burst, calibration=load_calibration(machine.gpu))
+        predictor = Predictor(machine.gpu, burst=burst, calibration=load_calibration(machine.gpu))
+        priced = durations_of(trace, machine, predictor)
         Console().print(render(number, machine.gpu.name, entries(trace, priced), top))
 
 

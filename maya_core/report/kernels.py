@@ -11,10 +11,20 @@ from rich.text import Text
 
 from maya_core.device.kernels.call import Signature, Tensor
 from maya_core.predictor.durations import Durations, Provenance
+from maya_core.predictor.kernels import kernels_of
 from maya_core.predictor.predict import TraceDurations
 from maya_core.trace.communication import CollectiveCall
 from maya_core.trace.rank import RankTrace
 from maya_core.trace.schema import Kind
+
+COMMUNICATION = "communication"
+_LESS_TELLING = {"memory": -2, "copy": -1}  # of an op with kernels of several families, others are what it is known for
+
+
+def family_of(signature: Signature) -> str:
+    """The family of the op's kernels."""
+    found = [kernel.family for kernel in kernels_of(signature) if kernel.family != "included"]
+    return max(found, key=lambda family: _LESS_TELLING.get(family, 0), default="memory")
 
 
 @dataclass(frozen=True)
@@ -23,6 +33,7 @@ class Entry:
 
     name: str
     shapes: str
+    family: str
     times: int
     seconds: float  # of one
     provenance: Provenance
@@ -38,8 +49,8 @@ def entries(trace: RankTrace, durations: TraceDurations) -> list[Entry]:
     step = trace.step(trace.steps) if trace.steps else trace.events
     found = []
     for kind, priced, label in (
-        (Kind.OP, durations.ops, lambda number: _op(trace.signatures[number])),
-        (Kind.COLLECTIVE, durations.calls, lambda number: _collective(trace.calls[number])),
+        (Kind.OP, durations.ops, lambda number: (*_op(trace.signatures[number]), family_of(trace.signatures[number]))),
+        (Kind.COLLECTIVE, durations.calls, lambda number: (*_collective(trace.calls[number]), COMMUNICATION)),
     ):
         numbers, counts = np.unique(step["subject"][step["kind"] == kind], return_counts=True)
         for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
@@ -48,17 +59,18 @@ def entries(trace: RankTrace, durations: TraceDurations) -> list[Entry]:
     return sorted(found, key=lambda entry: -entry.total)
 
 
-def _entry(priced: Durations, number: int, count: int, name: str, shapes: str) -> Entry:
+def _entry(priced: Durations, number: int, count: int, name: str, shapes: str, family: str) -> Entry:
     known = Provenance(int(priced.provenance[number]))
     profile = priced.profiles[priced.profile[number]]
-    return Entry(name, shapes, count, float(priced.seconds[number]), known, profile)
+    return Entry(name, shapes, family, count, float(priced.seconds[number]), known, profile)
 
 
 def _op(signature: Signature) -> tuple[str, str]:
     shapes = ["x".join(map(str, a.sizes)) for a in signature.arguments if isinstance(a, Tensor) and a.sizes]
     lists = [f"{len(a)} tensors" for a in signature.arguments if isinstance(a, list) and a and isinstance(a[0], Tensor)]
     dtypes = dict.fromkeys(a.dtype for a in signature.arguments if isinstance(a, Tensor) and a.sizes)
-    return signature.op.removeprefix("aten::"), ", ".join([*shapes[:3], *lists[:1], "/".join(list(dtypes)[:2])])
+    parts = [*shapes[:3], *lists[:1], "/".join(list(dtypes)[:2])]
+    return signature.op.removeprefix("aten::"), ", ".join(part for part in parts if part)
 
 
 def _collective(call: CollectiveCall) -> tuple[str, str]:

@@ -94,7 +94,7 @@ def test_what_was_measured_comes_first(job: JobTrace):
         name="ours", gpu="a100", created="2026-01-01T00:00:00", shipped="", sources=[],
         measured=[Measured(family=kernel.family, model=kernel.model, sizes=list(kernel.sizes), seconds=0.123, samples=5)],
     )  # fmt: skip
-    priced = durations_of(trace, cluster("a100", 8, 1), calibration=calibration)
+    priced = durations_of(trace, machine := cluster("a100", 8, 1), Predictor(machine.gpu, calibration=calibration))
     assert priced.ops.seconds[number] >= 0.123
     assert priced.ops.provenance[number] == Provenance.MEASURED
     assert priced.ops.profiles[priced.ops.profile[number]] == "calibration/ours"

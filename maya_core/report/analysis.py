@@ -1,0 +1,116 @@
+"""A job, priced and put on a clock: what every figure and picture of the report is read off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from maya_core.hardware.cluster import Cluster
+from maya_core.hardware.models import Gpu
+from maya_core.predictor.attention_kind import DEFAULT_ATTENTION
+from maya_core.predictor.calibration import Calibration, load_calibration
+from maya_core.predictor.predict import Predictor, TraceDurations, durations_of
+from maya_core.simulator.host import Host
+from maya_core.simulator.simulate import RankTimeline, Timeline, simulate
+from maya_core.trace.hangs import find_hangs
+from maya_core.trace.job import JobTrace
+from maya_core.trace.schema import Kind
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a prediction may be told beside the trace and the cluster."""
+
+    host: Host = Host.MODELLED
+    attention: str = DEFAULT_ATTENTION
+    samples_per_step: float | None = None  # of the whole job
+    tokens_per_step: float | None = None
+    burst: bool = False
+    calibration: Calibration | None = None
+
+    def calibrated(self, gpu: Gpu) -> Options:
+        """With the user's own measurements of this GPU, if there are any."""
+        return replace(self, calibration=load_calibration(gpu))
+
+
+@dataclass(frozen=True)
+class Window:
+    """The steady part of a rank's timeline, and how many steps it holds."""
+
+    start: float
+    end: float
+    steps: int
+
+    @property
+    def step_s(self) -> float:
+        return (self.end - self.start) / self.steps
+
+
+@dataclass(frozen=True)
+class Analysis:
+    job: JobTrace
+    cluster: Cluster
+    options: Options
+    durations: dict[int, TraceDurations]
+    timeline: Timeline | None  # None: the job hangs
+    hangs: list[str] = field(default_factory=list)
+
+    @cached_property
+    def steps(self) -> int:
+        """Steps that every emulated rank finished."""
+        return min(trace.steps for trace in self.job.ranks.values())
+
+    def window(self, rank: RankTimeline) -> Window | None:
+        """From the end of the first step, which warms up, to that of the last; of a single step, that one."""
+        ends = rank.step_ends[: self.steps]
+        if not len(ends):
+            return None
+        if len(ends) == 1:
+            return Window(0.0, float(ends[0]), 1)
+        return Window(float(ends[0]), float(ends[-1]), len(ends) - 1)
+
+    @cached_property
+    def step_time_s(self) -> float | None:
+        """Of the job, steady: from when all ranks are done with the first step to when they are with the last."""
+        if self.timeline is None or not self.steps:
+            return None
+        ends = self.timeline.step_ends[: self.steps]
+        return float(ends[0]) if len(ends) == 1 else float(ends[-1] - ends[0]) / (len(ends) - 1)
+
+    def steady_events(self, rank: int) -> tuple[slice, int]:
+        """A rank's events of the steady steps, and how many steps they are."""
+        ends = np.flatnonzero(self.job.ranks[rank].events["kind"] == Kind.STEP_END)[: self.steps]
+        if not len(ends):
+            return slice(0, 0), 1
+        if len(ends) == 1:
+            return slice(0, int(ends[0]) + 1), 1
+        return slice(int(ends[0]) + 1, int(ends[-1]) + 1), len(ends) - 1
+
+
+def analyse(
+    job: JobTrace, cluster: Cluster, options: Options | None = None, progress: Callable[[str], None] = lambda _: None
+) -> Analysis:
+    """Prices the job for the cluster and plays it. `progress` is told what is being done."""
+    options = options or Options()
+    progress("looking for hangs")
+    hangs = [str(hang) for hang in find_hangs(job)] or _unexplained(job)
+    predictor = Predictor(
+        cluster.gpu, burst=options.burst, attention=options.attention, calibration=options.calibration
+    )
+    durations = {}
+    for number, (rank, trace) in enumerate(job.ranks.items(), 1):
+        progress(f"pricing kernels, rank {number} of {len(job.ranks)}")
+        durations[rank] = durations_of(trace, cluster, predictor)
+    progress("simulating")
+    timeline = None if hangs else simulate(job, durations, cluster, host=options.host)
+    return Analysis(job, cluster, options, durations, timeline, hangs)
+
+
+def _unexplained(job: JobTrace) -> list[str]:
+    """Ranks that wait for something no other emulated rank has to do with: a store's key, say."""
+    reasons = sorted({trace.meta.get("hung", "") for trace in job.ranks.values()} - {""})
+    advice = "If a rank that is not emulated would go on, emulate it too: --ranks all, or the ranks by number."
+    return [f"This job would hang: {reason}. {advice}" for reason in reasons]

@@ -1,0 +1,82 @@
+"""Files that Maya writes: whole or not at all, and never over something that is not its own."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from enum import Enum
+from pathlib import Path
+
+from maya_core.errors import MayaError
+from maya_core.report.prediction import VERSION, Prediction
+
+LOOKED_AT = 4096  # bytes from a file's start in which its mark is
+
+
+class Made(Enum):
+    """Kinds of file, by a name for one and the mark that tells it is Maya's."""
+
+    PREDICTION = ("prediction.json", b'"format": "maya-prediction"')
+    PAGE = ("report.html", b'<meta name="generator" content="Maya')
+    TIMELINE = ("timeline.json", b'"maya": ')
+    SNAPSHOT = ("snapshot.pickle", b"generator")
+
+
+def check_target(path: Path, kind: Made) -> None:
+    """Refuses a path that cannot be written, or holds something else. To be asked before any work is done."""
+    name, mark = kind.value
+    if path.is_dir():
+        raise MayaError(f"{path} is a folder, not a file for {name}.", f"Give a file's name: {path}/{name}")
+    if not path.parent.is_dir():
+        raise MayaError(f"there is no folder {path.parent} for {path.name}.", "Make it, or give another path.")
+    if path.exists() and path.stat().st_size and mark not in _start(path):
+        raise MayaError(
+            f"{path} is there already and is not one of Maya's: it will not be overwritten.",
+            f"Give another name for {name}, or remove the file.",
+        )
+
+
+def _start(path: Path) -> bytes:
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            return file.read(LOOKED_AT)
+    except (OSError, EOFError):
+        return b""
+
+
+def write_file(path: Path, content: str | bytes, kind: Made) -> None:
+    check_target(path, kind)
+    data = content.encode() if isinstance(content, str) else content
+    part = path.with_name(path.name + ".part")
+    # No time of day in the header: the same content gives the same bytes.
+    part.write_bytes(gzip.compress(data, 6, mtime=0) if path.suffix == ".gz" else data)
+    os.replace(part, path)
+
+
+def rank_paths(path: Path, ranks: list[int]) -> dict[int, Path]:
+    """The file itself, or of several ranks one each: trace-rank-00008.json.gz"""
+    stem, dot, suffix = path.name.partition(".")
+    if len(ranks) == 1:
+        return {ranks[0]: path}
+    return {rank: path.with_name(f"{stem}-rank-{rank:05d}{dot}{suffix}") for rank in ranks}
+
+
+def write_prediction(path: Path, prediction: Prediction) -> None:
+    write_file(path, prediction.model_dump_json(indent=2) + "\n", Made.PREDICTION)
+
+
+def read_prediction(path: Path) -> Prediction:
+    """Reads a prediction, or says what is wrong with the file."""
+    try:
+        prediction = Prediction.model_validate_json(path.read_bytes())
+    except FileNotFoundError as error:
+        raise MayaError(f"no prediction at {path}.", "`maya run --json FILE` writes one.") from error
+    except (OSError, ValueError) as error:
+        first = str(error).splitlines()[0]
+        raise MayaError(f"{path} is not a prediction of Maya's: {first}", "Make it anew with `maya report`.") from error
+    if prediction.version > VERSION:
+        raise MayaError(
+            f"{path} was written by a newer Maya (prediction version {prediction.version}, this one reads up to {VERSION}).",
+            "Upgrade with: pip install -U maya-emulator",
+        )
+    return prediction

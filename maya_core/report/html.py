@@ -1,0 +1,115 @@
+"""The report as one HTML page that needs nothing else: no network, no server, no other file.
+
+    write_page(analysis, prediction, Path("report.html"))
+
+Names in it come from the user's program and are never markup: the template escapes them, the scripts set text only, data is
+JSON without a character that could end its element, and a content security policy allows the page's own script and style by
+their hashes and nothing else. The same analysis gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from maya_core.report import words
+from maya_core.report.analysis import Analysis
+from maya_core.report.files import Made, write_file
+from maya_core.report.page.memory import curves, shown
+from maya_core.report.page.timeline import timeline
+from maya_core.report.prediction import Prediction
+from maya_core.trace.wording import abbreviated
+
+FOLDER = Path(__file__).with_name("page")
+SCRIPTS = ("shared.js", "timeline.js", "memory.js")
+MOST_BARS = 16  # of ranks
+# The parts of a step, in the order they are drawn: field, name, class.
+PARTS = (
+    ("compute_s", "compute", "compute"),
+    ("exposed_communication_s", "exposed communication", "communication"),
+    ("waiting_s", "waiting for ranks", "waiting"),
+    ("copy_s", "copies", "copy"),
+    ("host_s", "waiting for the host", "host"),
+)
+PROVENANCE = {
+    "measured": "this very work was timed on this GPU",
+    "interpolated": "between measurements of this GPU",
+    "extrapolated": "outside of them, or carried over from another GPU",
+    "bound": "a lower bound from the data sheet",
+}
+
+
+def write_page(analysis: Analysis, prediction: Prediction, path: str | Path) -> Path:
+    path = Path(path)
+    write_file(path, page(analysis, prediction), Made.PAGE)
+    return path
+
+
+def page(analysis: Analysis, prediction: Prediction) -> str:
+    style = _read("page.css")
+    script = "\n".join(_read(name) for name in SCRIPTS)
+    ran = timeline(analysis)
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            p=prediction,
+            crowded=prediction.memory.crowded,
+            devices=shown(prediction.memory),
+            bars=_bars(prediction),
+            parts=PARTS,
+            provenance=PROVENANCE,
+            busiest=prediction.detailed_rank if len(prediction.ranks) > 1 else None,
+            emulated=abbreviated(prediction.world.emulated_ranks),
+            timeline=ran,
+            data=_embedded({"timeline": ran, "memory": curves(analysis, prediction.memory)}),
+            style=Markup(style),
+            script=Markup(script),
+            style_hash=_hash(style),
+            script_hash=_hash(script),
+        )
+    )
+
+
+def _bars(prediction: Prediction) -> list[tuple[str, Any]]:
+    """Whose step is drawn: the mean, and as many ranks as can be read."""
+    ranks = [(f"rank {rank.rank}", rank) for rank in prediction.ranks[:MOST_BARS]]
+    return [("mean", prediction.time), *ranks] if len(ranks) > 1 and prediction.time is not None else list(ranks)
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    for name in ("seconds", "size", "count", "rate", "money", "energy", "share", "family", "line"):
+        environment.filters[name] = getattr(words, name)
+    return environment
+
+
+@cache
+def _read(name: str) -> str:
+    return (FOLDER / name).read_text(encoding="utf-8")
+
+
+def _embedded(value: Any) -> Markup:
+    """JSON for a <script> element: no character of it ends the element, opens another or ends a line."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)  # ASCII only: U+2028 and U+2029 are escaped too
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,74 @@
+"""Memory of a job's emulated GPUs: peaks, what they are made of and where in the program, and whether they fit."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from maya_core.hardware.models import Gpu
+from maya_core.report.prediction import DeviceMemory, Memory, Peak
+from maya_core.trace.job import JobTrace
+from maya_core.trace.memory import DevicePeak, device_peaks
+from maya_core.trace.rank import RankTrace
+from maya_core.trace.schema import Kind
+from maya_core.trace.wording import generic
+
+MOST_SHARES = 40
+
+
+def memory(job: JobTrace, gpu: Gpu) -> Memory:
+    """On this GPU, which need not be the one the job was emulated on."""
+    rows = [row for rank, trace in job.ranks.items() for row in _devices(rank, trace, gpu)]
+    answers = {row.fits for row in rows}
+    return Memory(fits=False if False in answers else None if None in answers or not rows else True, ranks=rows)
+
+
+def _devices(rank: int, trace: RankTrace, gpu: Gpu) -> list[DeviceMemory]:
+    ooms = trace.events[trace.events["kind"] == Kind.OUT_OF_MEMORY]
+    outside = {"CUDA context and libraries": gpu.outside_bytes, "NCCL buffers": trace.meta.get("nccl_bytes", 0)}
+    result = []
+    for peak in device_peaks(trace):
+        asked = [int(event["a"]) for event in ooms if event["device"] == peak.device]
+        result.append(
+            DeviceMemory(
+                rank=rank,
+                device=peak.device,
+                peak_allocated_bytes=peak.allocated_bytes,
+                peak_reserved_bytes=peak.reserved_bytes,
+                outside_allocator_bytes=sum(outside.values()),
+                outside_bytes=outside,
+                capacity_bytes=gpu.memory_bytes,
+                by_category_bytes=peak.by_category,
+                peak_step=peak.step,
+                peak_phase=peak.phase.name.lower(),
+                peak_module=peak.module,
+                peak_source=peak.source,
+                at_peak=_at_peak(peak),
+                out_of_memory_bytes=max(asked) if asked else None,
+                fits=_fits(trace, gpu, peak, sum(outside.values()), bool(asked)),
+            )
+        )
+    return result
+
+
+def _fits(trace: RankTrace, gpu: Gpu, peak: DevicePeak, outside: int, ran_out: bool) -> bool | None:
+    went_on = trace.meta["ended"] in ("completed", "stopped")
+    if gpu.memory_bytes == trace.meta["gpu_memory_bytes"]:
+        return True if went_on else False if ran_out else None
+    if peak.allocated_bytes + outside > gpu.memory_bytes:
+        return False
+    # With less memory the allocator gives its cache back before it gives up: whether that is enough takes an emulation.
+    return True if went_on and peak.reserved_bytes + outside <= gpu.memory_bytes else None
+
+
+def _at_peak(peak: DevicePeak) -> list[Peak]:
+    """What is live at the peak, layers of a kind together."""
+    totals: dict[tuple[str, str, str, str], list[int]] = defaultdict(lambda: [0, 0])
+    for share in peak.shares:
+        total = totals[generic(share.module), share.phase.name.lower(), share.source, share.category]
+        total[0] += share.bytes
+        total[1] += share.blocks
+    rows = [
+        Peak(module=module, phase=phase, source=source, category=category, bytes=size, blocks=count)
+        for (module, phase, source, category), (size, count) in totals.items()
+    ]
+    return sorted(rows, key=lambda row: (-row.bytes, row.module, row.source, row.category))[:MOST_SHARES]

@@ -1,0 +1,252 @@
+"""From an analysed job to a Prediction.
+
+    prediction = predict(read_job("maya-out"), cluster("h100", 8))
+
+`analyse` comes first where pictures are wanted too: they need the timeline.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import numpy as np
+
+import maya_core
+from maya_core.device.kernels.call import Tensor, tensors_in
+from maya_core.device.kernels.planner import PEAK_DTYPE
+from maya_core.hardware.cluster import Cluster
+from maya_core.report import breakdown
+from maya_core.report.analysis import Analysis, Options, analyse
+from maya_core.report.memory import memory
+from maya_core.report.prediction import (
+    Assumptions,
+    ClusterPart,
+    Confidence,
+    Cost,
+    Energy,
+    Flops,
+    Prediction,
+    RankTime,
+    Throughput,
+    Time,
+    TracePart,
+    World,
+)
+from maya_core.report.throughput import throughput
+from maya_core.simulator.simulate import RankTimeline
+from maya_core.trace.job import JobTrace
+from maya_core.trace.rank import RankTrace
+from maya_core.trace.schema import Kind, Phase
+
+# What is not known of some ops, for the reader to weigh. docs/memory.md says more.
+CAVEATS = {
+    "convolution": "cuDNN's workspaces for convolutions are not included in memory.",
+    "_cudnn_rnn": "The reserve space of cuDNN's recurrent networks is an estimate.",
+    "_scaled_dot_product_cudnn_attention": "The workspace of cuDNN's attention is an estimate.",
+}
+# Half the width of the range around step_time_s, for time that is known so. docs/prediction.md says where from.
+ERROR = {"measured": 0.03, "interpolated": 0.08, "extrapolated": 0.25, "bound": 0.5}
+# Of a GPU's power limit, by what it does; by judgement. Waiting in NCCL's kernels is busy waiting.
+POWER = {"compute_s": 0.9, "exposed_communication_s": 0.45, "waiting_s": 0.35, "copy_s": 0.3, "host_s": 0.2}
+# Of a fused attention's backward, the part that computes the scores again.
+SCORES_AGAIN = 1 / 5
+
+
+def predict(job: JobTrace, cluster: Cluster, options: Options | None = None) -> Prediction:
+    return prediction_of(analyse(job, cluster, options))
+
+
+def prediction_of(analysis: Analysis) -> Prediction:
+    """Reads the prediction off an analysed job."""
+    job, cluster = analysis.job, analysis.cluster
+    traces = list(job.ranks.values())
+    ranks = [each for each in (breakdown.rank_time(analysis, one) for one in _timelines(analysis)) if each is not None]
+    step = analysis.step_time_s
+    flops = _flops(analysis)
+    work = throughput(analysis)
+    known = breakdown.confidence(analysis)
+    time = _mean(ranks)
+    shown = max(ranks, key=lambda rank: rank.compute_s).rank if ranks else next(iter(job.ranks))
+    peak = flops.peak_flops_per_gpu * job.world_size if flops else 0.0
+    tokens = work.tokens_per_step / step if step and work.tokens_per_step else None
+    return Prediction(
+        maya=maya_core.__version__,
+        step_time_s=step,
+        step_time_range_s=_range(step, known),
+        warm_up_s=float(analysis.timeline.step_ends[0]) if step and analysis.timeline and analysis.steps > 1 else None,
+        recorded_s=analysis.timeline.end if analysis.timeline else None,
+        samples_per_s=work.samples_per_step / step if step and work.samples_per_step else None,
+        tokens_per_s=tokens,
+        tokens_per_s_per_gpu=tokens / job.world_size if tokens else None,
+        mfu=flops.model / step / peak if flops and step and peak else None,
+        hfu=flops.hardware / step / peak if flops and step and peak else None,
+        memory=memory(job, cluster.gpu),
+        time=time,
+        ranks=ranks,
+        flops=flops,
+        throughput=work,
+        cost=_cost(cluster, step, work),
+        energy=_energy(cluster, job.world_size, step, time),
+        confidence=known,
+        detailed_rank=shown,
+        top_kernels=breakdown.top_kernels(analysis, shown),
+        top_modules=breakdown.top_modules(analysis, shown),
+        communication=breakdown.communication(analysis, shown),
+        world=World(
+            size=job.world_size, nodes=job.nodes, gpus_per_node=job.gpus_per_node, emulated_ranks=list(job.ranks)
+        ),
+        cluster=_cluster(cluster),
+        assumptions=Assumptions(
+            host=analysis.options.host.value,
+            clocks="burst" if analysis.options.burst else "sustained",
+            attention=analysis.options.attention,
+            calibration=analysis.options.calibration.name if analysis.options.calibration else "",
+        ),
+        trace=TracePart(
+            steps=analysis.steps,
+            ended=_ended(traces),
+            torch=traces[0].meta["torch"],
+            python=traces[0].meta["python"],
+            events=sum(len(trace.events) for trace in traces),
+            kernels_per_step=_kernels(job.ranks[shown], analysis.steps),
+        ),
+        caveats=_caveats(analysis),
+        hangs=analysis.hangs,
+    )
+
+
+def _timelines(analysis: Analysis) -> list[RankTimeline]:
+    return list(analysis.timeline.ranks.values()) if analysis.timeline is not None else []
+
+
+def _mean(ranks: list[RankTime]) -> Time | None:
+    if not ranks:
+        return None
+    numbers = [name for name, field in Time.model_fields.items() if field.annotation is float]
+    families: Counter[str] = Counter()
+    for rank in ranks:
+        families.update({name: seconds / len(ranks) for name, seconds in rank.by_family_s.items()})
+    means = {name: float(np.mean([getattr(rank, name) for rank in ranks])) for name in numbers}
+    return Time(**means, by_family_s=dict(families.most_common()))
+
+
+def _range(step: float | None, known: Confidence | None) -> tuple[float, float] | None:
+    if step is None or known is None:
+        return None
+    less = sum(getattr(known, name) * error for name, error in ERROR.items() if name != "bound")
+    return step * (1 - less), step * (1 + less + known.bound * ERROR["bound"])
+
+
+def _flops(analysis: Analysis) -> Flops | None:
+    """Of the whole job: each emulated rank stands for as many as every other."""
+    model, hardware = 0.0, 0.0
+    dtypes: dict[str, float] = defaultdict(float)
+    for rank, trace in analysis.job.ranks.items():
+        where, steps = analysis.steady_events(rank)
+        events = trace.events[where]
+        ops = events[events["kind"] == Kind.OP]
+        each = np.array([signature.flops for signature in trace.signatures] or [0], float)
+        times = np.bincount(ops["subject"], minlength=len(each)) / steps
+        again = np.bincount(ops["subject"][ops["phase"] == Phase.RECOMPUTE], minlength=len(each)) / steps
+        scores = np.array([SCORES_AGAIN * ("_attention_backward" in s.op) for s in trace.signatures] or [0.0])
+        hardware += float((each * times).sum())
+        model += float((each * (times - again) * (1 - scores)).sum())
+        for number in np.flatnonzero(each * times).tolist():
+            dtypes[_dtype(trace, number)] += float(each[number] * times[number])
+    if not hardware:
+        return None
+    share = analysis.job.world_size / len(analysis.job.ranks)
+    dtype = max(dtypes, key=lambda name: dtypes[name])
+    gpu = analysis.cluster.gpu
+    peak = gpu.peak_flops.get(dtype) or gpu.peak_flops["float32"]
+    return Flops(model=round(model * share), hardware=round(hardware * share), peak_flops_per_gpu=peak, dtype=dtype)
+
+
+def _dtype(trace: RankTrace, number: int) -> str:
+    arguments = [t for argument in trace.signatures[number].arguments for t in tensors_in(argument)]
+    matrices: list[Tensor] = [tensor for tensor in arguments if len(tensor.sizes) > 1] or arguments
+    return PEAK_DTYPE.get(matrices[-1].dtype, "float32") if matrices else "float32"
+
+
+def _cost(cluster: Cluster, step: float | None, work: Throughput) -> Cost | None:
+    hourly = cluster.price_per_hour()
+    if hourly is None:
+        return None
+    quotes = cluster.quotes()
+    if cluster.price_per_gpu_hour is not None:
+        price = f"${cluster.price_per_gpu_hour:,.2f} a GPU-hour, as given"
+    else:
+        listed = quotes[0].price
+        price = " ".join(
+            part
+            for part in (listed.node or listed.gpu or "", f"at {listed.provider}", listed.region, listed.date)
+            if part
+        )
+    per_step = hourly * step / 3600 if step else None
+    return Cost(
+        usd_per_hour=hourly,
+        usd_per_step=per_step,
+        usd_per_1k_steps=per_step * 1000 if per_step else None,
+        usd_per_epoch=per_step * work.steps_per_epoch if per_step and work.steps_per_epoch else None,
+        usd_per_million_tokens=per_step / work.tokens_per_step * 1e6 if per_step and work.tokens_per_step else None,
+        price=price,
+    )
+
+
+def _energy(cluster: Cluster, world: int, step: float | None, time: Time | None) -> Energy | None:
+    if not step or time is None:
+        return None
+    whole = sum(getattr(time, name) for name in POWER) or 1.0
+    watts = cluster.gpu.power_limit_w * sum(share * getattr(time, name) for name, share in POWER.items()) / whole
+    joules = watts * step * world
+    return Energy(average_w_per_gpu=watts, joules_per_step=joules, kwh_per_1k_steps=joules * 1000 / 3.6e6)
+
+
+def _cluster(cluster: Cluster) -> ClusterPart:
+    return ClusterPart(
+        gpu=cluster.gpu.name,
+        gpu_name=cluster.gpu.driver_name,
+        node=cluster.node.name,
+        network=cluster.network.name,
+        gpu_memory_bytes=cluster.gpu.memory_bytes,
+        power_limit_w=cluster.gpu.power_limit_w,
+        nvlink_bytes_per_s=cluster.nvlink_bytes_per_s,
+        nic_bytes_per_s=cluster.nic_bytes_per_s,
+        nics_per_node=cluster.nics_per_node,
+    )
+
+
+def _ended(traces: list[RankTrace]) -> str:
+    """How the job ended: as its worst rank did."""
+    order = ("completed", "stopped", "hung", "failed")
+    return max((trace.meta["ended"] for trace in traces), key=order.index)
+
+
+def _kernels(trace: RankTrace, steps: int) -> int | None:
+    return trace.launches(trace.step(steps)) if steps else None
+
+
+def _caveats(analysis: Analysis) -> list[str]:
+    found: list[str] = []
+    for trace in analysis.job.ranks.values():
+        ops = {signature.op.split("::")[-1].split(".")[0] for signature in trace.signatures}
+        found += [CAVEATS[name] for name in sorted(ops & CAVEATS.keys())]
+        if assumed := sum(trace.meta.get("stand_ins", {}).values()):
+            found.append(
+                f"In {assumed} collective{'s' * (assumed != 1)} of host data, ranks that are not emulated were taken to give what this one gives."
+            )
+        survived = int(np.count_nonzero(trace.events["kind"] == Kind.OUT_OF_MEMORY))
+        if survived and trace.meta["ended"] != "failed":
+            found.append(f"Memory ran out {survived} time{'s' * (survived != 1)}, and the program went on.")
+        if retries := max(trace.meta["alloc_retries"], default=0):
+            found.append(
+                f"The allocator had to give its cache back {retries} time{'s' * (retries != 1)} to go on: expect slow steps."
+            )
+    emulated = next(iter(analysis.job.ranks.values())).meta["gpu"]
+    if emulated != analysis.cluster.gpu.name:
+        found.append(
+            f"Recorded on {emulated}, priced for {analysis.cluster.gpu.name}: torch may choose other attention kernels and workspaces there."
+        )
+    if analysis.steps == 1:
+        found.append("Only one step was recorded: warm-up is in its time. Record at least three.")
+    return list(dict.fromkeys(found))

@@ -1,0 +1,164 @@
+"""A rank's memory as torch.cuda.memory._dump_snapshot would have saved it, for https://pytorch.org/memory_viz.
+
+    write_snapshot(trace, Path("memory.pickle"))
+
+The viewer takes pickles only; this one holds dicts, lists, tuples, numbers and strings, in the protocol the viewer reads. Maya
+reads no pickles itself.
+"""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from maya_core.errors import MayaError
+from maya_core.report.files import Made, write_file
+from maya_core.trace.memory import CATEGORIES, allocated, blocks, devices_used, reserved
+from maya_core.trace.rank import RankTrace
+from maya_core.trace.schema import Kind, Phase
+
+PROTOCOL = 4  # the newest that the viewer knows
+SMALL = 2 * 2**20  # segments of that size hold small blocks (kSmallBuffer)
+POOL = (0, 0)  # the default one
+
+
+def write_snapshot(trace: RankTrace, path: str | Path, device: int | None = None) -> Path:
+    """Writes the history of one of the rank's GPUs, and its memory as it was at the end; by default the one it uses most."""
+    path = Path(path)
+    write_file(path, pickle.dumps(snapshot(trace, device), protocol=PROTOCOL), Made.SNAPSHOT)
+    return path
+
+
+def snapshot(trace: RankTrace, device: int | None = None) -> dict[str, Any]:
+    if device is None:
+        peaks = {each: int(allocated(trace, each).max()) for each in devices_used(trace)}
+        device = max(peaks, key=lambda each: peaks[each], default=0)
+    if device not in devices_used(trace):
+        used = ", ".join(map(str, devices_used(trace))) or "none"
+        raise MayaError(
+            f"rank {trace.meta['rank']} allocates nothing on GPU {device}.", f"Its GPUs with allocations: {used}."
+        )
+    frames = _Frames(trace)
+    history = _history(trace, device, frames)
+    # A device's number is its place in the list.
+    return {
+        "generator": f"Maya {trace.meta['maya']}",  # which the viewer passes over
+        "segments": _segments(trace, device, frames),
+        "device_traces": [*([] for _ in range(device)), history],
+        "annotations": [],
+        "allocator_settings": {
+            "PYTORCH_CUDA_ALLOC_CONF": "", "max_split_size": -1, "garbage_collection_threshold": 0.0,
+            "expandable_segments": False, "pinned_num_register_threads": 1, "release_lock_on_cudamalloc": False,
+            "pinned_use_cuda_host_register": False, "roundup_power2_divisions": {},
+        },
+        "external_annotations": [],
+    }  # fmt: skip
+
+
+class _Frames:
+    """Call stacks, innermost first: the line that allocated, and the module it was in. Equal ones are one object."""
+
+    def __init__(self, trace: RankTrace) -> None:
+        self.trace = trace
+        self.known: dict[tuple[int, int, int], list[dict[str, Any]]] = {}
+
+    def of(self, event: np.void) -> list[dict[str, Any]]:
+        key = int(event["subject"]), int(event["module"]), int(event["phase"])
+        if key not in self.known:
+            line, module, phase = key
+            file, _, number = self.trace.lines[line].rpartition(":")
+            name = self.trace.modules[module] or "outside any module"
+            self.known[key] = [
+                {
+                    "filename": file or "??",
+                    "line": int(number) if number.isdigit() else 0,
+                    "name": f"{name} ({Phase(phase).name.lower()})",
+                }
+            ]
+        return self.known[key]
+
+
+def _history(trace: RankTrace, device: int, frames: _Frames) -> list[dict[str, Any]]:
+    """Every action of the allocator, in order."""
+    events = trace.events
+    of_memory = (Kind.ALLOC, Kind.FREE, Kind.SEGMENT_ALLOC, Kind.SEGMENT_FREE, Kind.OUT_OF_MEMORY)
+    places = np.flatnonzero((events["device"] == device) & np.isin(events["kind"], of_memory))
+    every = blocks(trace, device)
+    made = {int(place): number for number, place in enumerate(every.made)}
+    owner = {int(place): number for number, place in enumerate(every.freed)}
+    held = reserved(trace, device)
+    room = trace.meta["gpu_memory_bytes"] - trace.meta["outside_allocator_bytes"]
+    entries: list[dict[str, Any]] = []
+    for place in places.tolist():
+        event = events[place]
+        stream = trace.streams[int(event["stream"])][1] if len(trace.streams) else 0
+        at = {"stream": stream, "time_us": int(event["time_ns"]) // 1000, "compile_context": "N/A", "user_metadata": "", "pool_id": POOL}  # fmt: skip
+        address, size = int(event["a"]), int(event["b"])
+        kind = Kind(int(event["kind"]))
+        if kind == Kind.ALLOC:
+            category = CATEGORIES[every.category[made[place]]]
+            entries.append({"action": "alloc", "addr": address, "size": size, "frames": frames.of(event), "category": category, **at})  # fmt: skip
+        elif kind == Kind.FREE:
+            whose = owner.get(place)
+            stack = frames.of(events[every.made[whose]]) if whose is not None else []
+            for action in ("free_requested", "free_completed"):
+                entries.append({"action": action, "addr": address, "size": size, "frames": stack, **at})
+        elif kind == Kind.OUT_OF_MEMORY:
+            entries.append({"action": "oom", "device_free": max(0, room - int(held[place])), "size": address, "frames": [], **at})  # fmt: skip
+        else:
+            action = "segment_alloc" if kind == Kind.SEGMENT_ALLOC else "segment_free"
+            # Of categories the viewer adds one by this name itself if it is missing, and stumbles over that.
+            entries.append({"action": action, "addr": address, "size": size, "frames": [], "category": "unknown", **at})
+    return entries
+
+
+def _segments(trace: RankTrace, device: int, frames: _Frames) -> list[dict[str, Any]]:
+    """What the allocator holds at the end, each segment cut into the blocks that are in use and the rest."""
+    events = trace.events
+    live: dict[int, tuple[int, int]] = {}  # address: (bytes, stream)
+    here = events["device"] == device
+    for event in events[here & np.isin(events["kind"], (Kind.SEGMENT_ALLOC, Kind.SEGMENT_FREE))]:
+        if event["kind"] == Kind.SEGMENT_ALLOC:
+            live[int(event["a"])] = int(event["b"]), trace.streams[int(event["stream"])][1] if trace.streams else 0
+        else:
+            live.pop(int(event["a"]), None)
+    every = blocks(trace, device)
+    last = np.flatnonzero(every.freed == len(events))
+    last = last[np.argsort(events["a"][every.made[last]], kind="stable")]
+    addresses = events["a"][every.made[last]]
+    found = []
+    for address, (size, stream) in sorted(live.items()):
+        inside = last[np.searchsorted(addresses, address) : np.searchsorted(addresses, address + size)]
+        parts = _blocks(trace, [int(every.made[number]) for number in inside], address, size, frames)
+        used = sum(part["size"] for part in parts if part["state"] == "active_allocated")
+        found.append(
+            {
+                "device": device, "address": address, "total_size": size, "stream": stream,
+                "segment_type": "small" if size <= SMALL else "large", "segment_pool_id": POOL, "is_expandable": False,
+                "frames": [], "allocated_size": used, "active_size": used, "requested_size": used, "blocks": parts,
+            }
+        )  # fmt: skip
+    return found
+
+
+def _blocks(trace: RankTrace, made: list[int], start: int, size: int, frames: _Frames) -> list[dict[str, Any]]:
+    parts: list[dict[str, Any]] = []
+    at = start
+    for place in made:
+        event = trace.events[place]
+        address, length = int(event["a"]), int(event["b"])
+        if address > at:
+            parts.append(_block(at, address - at, "inactive", []))
+        parts.append(_block(address, length, "active_allocated", frames.of(event)))
+        at = address + length
+    if at < start + size:
+        parts.append(_block(at, start + size - at, "inactive", []))
+    return parts
+
+
+def _block(address: int, size: int, state: str, stack: list[dict[str, Any]]) -> dict[str, Any]:
+    # A trace has sizes as the allocator rounds them; what was asked for may be up to 511 bytes less.
+    return {"address": address, "size": size, "requested_size": size, "state": state, "frames": stack}

@@ -1,0 +1,157 @@
+"""Samples and tokens of a step: from the program's data loader, or from integer inputs, or as the user says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from maya_core.device.kernels.call import Signature, Tensor
+from maya_core.report.analysis import Analysis
+from maya_core.report.prediction import Throughput
+from maya_core.trace.communication import POINT_TO_POINT
+from maya_core.trace.job import JobTrace
+from maya_core.trace.rank import RankTrace
+from maya_core.trace.schema import Kind, Phase
+
+INTEGERS = ("Long", "Int")
+# In a forward pass these make one result of many ranks' parts: their ranks work on the same samples. (FSDP only gathers there.)
+SHARES_SAMPLES = ("all_reduce", "reduce_scatter", "reduce_scatter_tensor")
+
+
+def throughput(analysis: Analysis) -> Throughput:
+    """What a step of the whole job works on."""
+    options, job = analysis.options, analysis.job
+    found, looked_up = _from_loader(analysis), _from_integers(analysis)
+    if found is None:
+        found = looked_up
+    elif looked_up is not None and looked_up.data_parallel == found.data_parallel:
+        # A batch may hold one token more than the model is shown, as the last one's label.
+        found = found.model_copy(update={"tokens_per_step": looked_up.tokens_per_step})
+    given = [name for name in ("samples_per_step", "tokens_per_step") if getattr(options, name) is not None]
+    if found is None and not given:
+        return Throughput(
+            samples_per_step=None, tokens_per_step=None, data_parallel=None, source="unknown",
+            detail="no data loader and no integer inputs were seen: give --samples-per-step and --tokens-per-step",
+        )  # fmt: skip
+    found = found or Throughput(
+        samples_per_step=None, tokens_per_step=None, data_parallel=_replicas(job), source="unknown", detail=""
+    )
+    if not given:
+        return found
+    return found.model_copy(
+        update={name: getattr(options, name) for name in given}
+        | {"source": "given", "detail": f"{' and '.join(name.replace('_', ' ') for name in given)} as given"}
+    )
+
+
+def _from_loader(analysis: Analysis) -> Throughput | None:
+    """The batches the program took in its steady steps."""
+    best = None
+    for trace in analysis.job.ranks.values():
+        data = trace.meta.get("data") or {}
+        steps = data.get("steps", [])[: analysis.steps]
+        steady = steps[1:] if len(steps) > 1 else steps
+        samples = float(np.mean([step["samples"] for step in steady])) if steady else 0.0
+        if samples and (best is None or samples > best[0]):
+            tokens = float(np.mean([step["tokens"] for step in steady]))
+            batches = float(np.mean([step["batches"] for step in steady]))
+            best = samples, tokens, batches, data
+    if best is None:
+        return None
+    samples, tokens, batches, data = best
+    replicas = data.get("replicas") or _replicas(analysis.job)
+    length = data.get("length")
+    of = f", on {replicas:,} data-parallel ranks" if analysis.job.world_size > 1 else ""
+    if of:
+        of += f" ({'as its sampler says' if data.get('replicas') else 'of which none share samples, by their groups'})"
+    return Throughput(
+        samples_per_step=samples * replicas,
+        tokens_per_step=tokens * replicas or None,
+        data_parallel=replicas,
+        source="data loader",
+        detail=f"{batches:g} batch{'es' * (batches != 1)} of the data loader{of}",
+        steps_per_epoch=round(length / batches) if length and batches else None,
+    )
+
+
+def _from_integers(analysis: Analysis) -> Throughput | None:
+    """What is looked up in the busiest embedding: the inputs of a language model."""
+    best = (0.0, 0.0)
+    for rank, trace in analysis.job.ranks.items():
+        where, steps = analysis.steady_events(rank)
+        ops = trace.events[where]
+        ops = ops[ops["kind"] == Kind.OP]
+        totals: dict[
+            tuple[int, int], list[float]
+        ] = {}  # by the embedding's module, and by op: forward and backward tell the same
+        for number, signature in enumerate(trace.signatures):
+            found = _looked_up(signature)
+            if found is None:
+                continue
+            ids, phase = found
+            those = ops[(ops["subject"] == number) & (ops["phase"] == phase)]
+            for module, count in zip(*np.unique(those["module"], return_counts=True), strict=True):
+                total = totals.setdefault((int(module), phase), [0.0, 0.0])
+                total[0] += count * (ids.sizes[0] if len(ids.sizes) > 1 else 0) / steps
+                total[1] += count * ids.numel / steps
+        best = max([best, *((tokens, samples) for samples, tokens in totals.values())])
+    tokens, samples = best
+    if tokens < 2:
+        return None
+    replicas = _replicas(analysis.job)
+    return Throughput(
+        samples_per_step=samples * replicas or None,
+        tokens_per_step=tokens * replicas,
+        data_parallel=replicas,
+        source="integer inputs",
+        detail="what the busiest embedding looks up"
+        + (f", on {replicas:,} data-parallel ranks" if replicas > 1 else ""),
+    )
+
+
+def _looked_up(signature: Signature) -> tuple[Tensor, Phase] | None:
+    """The indices of an embedding. Its forward is recorded as the kernel it runs, which has them in one row."""
+    name = signature.op.split("::")[-1].split(".")[0]
+    arguments = dict(zip(signature.names, signature.arguments, strict=False))
+    if name == "embedding_dense_backward":
+        ids, phase = arguments["indices"], Phase.BACKWARD
+    elif name == "index_select" and arguments["dim"] == 0 and len(arguments["self"].sizes) == 2:
+        ids, phase = arguments["index"], Phase.FORWARD
+    else:
+        return None
+    return (ids, phase) if isinstance(ids, Tensor) and ids.dtype in INTEGERS else None
+
+
+def _replicas(job: JobTrace) -> int:
+    """How many ranks see data of their own: all, but for those joined by messages or by forward reductions, who share it."""
+    joined = {rank: rank for rank in range(job.world_size)}
+
+    def root(rank: int) -> int:
+        while joined[rank] != rank:
+            rank = joined[rank] = joined[joined[rank]]
+        return rank
+
+    for trace in job.ranks.values():
+        for ranks in _sharing(trace):
+            first, *others = ranks
+            for other in others:
+                joined[root(other)] = root(first)
+    first = next(iter(job.ranks))
+    together = sum(root(rank) == root(first) for rank in range(job.world_size))
+    return max(1, job.world_size // together)
+
+
+def _sharing(trace: RankTrace) -> Iterable[tuple[int, ...]]:
+    """Groups of ranks that work on the same samples."""
+    collectives = trace.events[(trace.events["kind"] == Kind.COLLECTIVE) & (trace.events["phase"] == Phase.FORWARD)]
+    # Outside any module a forward reduction is the loop's own: a loss averaged for the log, say.
+    inside = set(np.unique(collectives["subject"][collectives["module"] > 0]).tolist())
+    for number, call in enumerate(trace.calls):
+        group = trace.communicators[call.communicator]
+        if group.backend != "nccl":
+            continue
+        if call.op in POINT_TO_POINT:
+            yield group.ranks[group.rank], group.ranks[call.peer]
+        elif call.op in SHARES_SAMPLES and number in inside and call.elements_in > 1:
+            yield group.ranks
