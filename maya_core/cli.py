@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import DEFAULT_GPU, find_gpu, find_node, use_hardware_file
@@ -171,7 +172,7 @@ def run(
         reason = (
             f"it ended with exit code {done.exit_code}"
             if done.exit_code
-            else "it never imported torch, or ended without leaving Python"
+            else "it asked nothing of a GPU (is its device 'cuda'?), or never imported torch"
         )
         advice = "Its own output above says more."
         if done.exit_code in KILLED:
@@ -180,9 +181,8 @@ def run(
     machine = recorded_cluster(done.job, price_per_gpu_hour=price_per_gpu_hour)
     prediction = outputs.tell(done.job, machine, options.calibrated(machine.gpu))
     write_prediction(done.out / PREDICTION, prediction)
-    Console().print(
-        f"[dim]Trace: {done.out}; `maya report {done.out} --html FILE` draws it, `maya what-if {done.out} --gpu ...` tells of other hardware.[/dim]"
-    )
+    told = f"Trace: {done.out}; `maya report {done.out} --html FILE` draws it, `maya what-if {done.out} --gpu ...` tells of other hardware."
+    Console().print(Text(told, style="dim"))
     if done.exit_code or prediction.hangs:
         raise typer.Exit(done.exit_code or HANGS)
 
@@ -348,9 +348,9 @@ def entry() -> None:
         app()
     except MayaError as error:
         console = Console(stderr=True)
-        console.print(f"[bold red]maya:[/bold red] {error.problem}", highlight=False)
+        console.print(Text.assemble(("maya:", "bold red"), f" {error.problem}"))
         if error.advice:
-            console.print(error.advice, highlight=False)
+            console.print(Text(error.advice))
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         Console(stderr=True).print("[bold red]maya:[/bold red] interrupted: the run was ended, and there is no result.")

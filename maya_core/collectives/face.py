@@ -75,6 +75,8 @@ def _process_groups(native: ModuleType, patches: Patches) -> None:
     patches.set(c10d, "_NCCL_AVAILABLE", True)
     patches.set(c10d, "_GLOO_AVAILABLE", True)
     patches.set(c10d, "default_pg_nccl_timeout", timedelta(minutes=10))
+    # DDP's logger asks a group named gloo for what only torch's own has, in C++. What it logs nobody reads here.
+    patches.set(dist.Logger, "set_construction_data_and_log", lambda *_: None)
     # The wrapper of TORCH_DISTRIBUTED_DEBUG=DETAIL compares collectives over gloo; collation does it over traces.
     patches.set(c10d, "_create_process_group_wrapper", lambda wrapped_pg, *args, **kwargs: wrapped_pg)
 

@@ -32,7 +32,7 @@ from maya_core.launch.steps import StepCounter, StopProgram
 from maya_core.launch.world import World
 from maya_core.trace.job import trace_path
 from maya_core.trace.rank import RankTrace, write_trace
-from maya_core.trace.schema import EVENT, Kind
+from maya_core.trace.schema import EVENT, Kind, Phase
 
 if TYPE_CHECKING:
     from maya_core.report.prediction import Prediction
@@ -98,7 +98,9 @@ class Emulation:
         elif hung:
             ended = "hung"
         stats = [native.memory_stats(device) for device in range(self.device.gpus)]
-        events = _with_step_ends(np.frombuffer(native.take_events(), EVENT), self.steps.ends, cut=self.steps.enough)
+        record = np.frombuffer(native.take_events(), EVENT)
+        backward = np.flatnonzero((record["kind"] == Kind.OP) & (record["phase"] == Phase.BACKWARD))
+        events = _with_step_ends(record, self.steps.ends, cut=self.steps.enough)
         gpu = self.device.gpu
         self.trace = RankTrace(
             meta={
@@ -117,7 +119,8 @@ class Emulation:
                 "alloc_retries": [s["num_alloc_retries"] for s in stats],
                 "stand_ins": self.exchange.stand_ins,
                 "hung": hung,
-                "data": self.data.by_step(self.steps.ends),
+                "data": self.data.by_step(self.steps.ends, backward),
+                "idle_optimizers": self.steps.idle,
             },
             events=events,
             signatures=self.device.planner.signatures,
@@ -131,7 +134,9 @@ class Emulation:
         if not self.forked:  # a fork is about to end, and has no threads to undo things with
             self.device.remove()
         # A process that only started the ranks has nothing to tell.
-        if self.settings.out is not None and (self.rank is not None or Kind.OP in events["kind"]):
+        if self.settings.out is not None and (
+            self.rank is not None or np.isin((Kind.OP, Kind.OUT_OF_MEMORY), events["kind"]).any()
+        ):
             self.settings.out.mkdir(parents=True, exist_ok=True)
             write_trace(trace_path(self.settings.out, self.rank or 0), self.trace)
         return self.trace
@@ -219,10 +224,11 @@ class emulate:
         from maya_core.report.analysis import Options
         from maya_core.report.predict import predict
         from maya_core.trace.job import collate
+        from maya_core.trace.memory import devices_used
 
         job = collate([self.trace])
-        world = job.world_size
+        world = job.world_size if job.world_size > 1 else max(1, len(devices_used(self.trace)))
         per_node = min(world, self._settings.gpus or 1)
-        job = replace(job, gpus_per_node=per_node, nodes=-(-world // per_node))
+        job = replace(job, world_size=world, gpus_per_node=per_node, nodes=-(-world // per_node))
         machine = cluster(self.trace.meta["gpu"], job.gpus_per_node, job.nodes)
         return predict(job, machine, Options().calibrated(machine.gpu))

@@ -43,9 +43,10 @@ def run_ranks(link: Link, world_size: int, start: Start) -> int:
                 _end_children_of(running.pop(rank))
                 link.ended(rank)
                 if code < 0:
+                    full = "If the machine ran out of memory, emulate fewer ranks (--ranks) or give it more."
                     raise MayaError(
                         f"rank {rank} was killed by {_signal_name(-code)}: the run was ended, and there is no result.",
-                        "If the machine ran out of memory, emulate fewer ranks (--ranks) or give it more.",
+                        full if -code == signal.SIGKILL else "Its own output above may say more.",
                     )
                 if code and not exit_code:
                     exit_code = code

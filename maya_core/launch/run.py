@@ -20,6 +20,7 @@ from maya_core.launch.link import Link
 from maya_core.launch.progress import JobProgress
 from maya_core.launch.settings import VARIABLE, Settings
 from maya_core.launch.world import World
+from maya_core.report.files import is_made
 from maya_core.trace.job import JobTrace, collate, write_manifest
 from maya_core.trace.rank import read_trace
 
@@ -124,7 +125,7 @@ def _collect(out: Path, world: World) -> JobTrace | None:
 # Names of options that take a secret, and secrets that can be told by their looks.
 _SECRET_NAME = re.compile(r"(key|token|secret|passw(or)?d|credentials?)$", re.IGNORECASE)
 _SECRET_LOOKS = re.compile(
-    r"\b(sk|hf|ghp|gho|glpat|xox[abp]|AKIA|ASIA)[-_]?[A-Za-z0-9_-]{12,}|(?<=://)[^/@\s]+:[^/@\s]+(?=@)"
+    r"(?<![\w-])(sk-|hf_|ghp_|gho_|glpat-|xox[abp]-)(?=\w*\d)[\w-]{16,}|\b(AKIA|ASIA)[A-Z0-9]{16}\b|(?<=://)[^/@\s]+:[^/@\s]+(?=@)"
 )
 
 
@@ -133,7 +134,7 @@ def without_secrets(command: list[str]) -> tuple[str, ...]:
     shown, hide = [], False
     for word in command:
         name, equals, _ = word.partition("=")
-        if hide and not word.startswith("-"):
+        if hide and not word.startswith("--"):
             word = "***"
         elif equals and _SECRET_NAME.search(name):
             word = f"{name}=***"
@@ -148,17 +149,15 @@ def _check_out(out: Path) -> None:
         return
     if not out.is_dir():
         raise MayaError(f"--out {out} is a file.", "Give a folder for the traces.")
-    others = [
-        entry
-        for entry in out.iterdir()
-        if not re.fullmatch(r"(rank-\d{5,}\.trace|job\.json|prediction\.json)(\.part)?", entry.name)
-    ]
+    run = r"(rank-\d{5,}\.trace|job\.json|prediction\.json)(\.part)?"
+    earlier = [entry for entry in out.iterdir() if re.fullmatch(run, entry.name)]
+    others = [entry for entry in out.iterdir() if entry not in earlier and not is_made(entry)]
     if others:
         raise MayaError(
             f"--out {out} holds other files ({others[0].name}).",
             "Give an empty or new folder: traces are not mixed with them.",
         )
-    for entry in out.iterdir():
+    for entry in earlier:
         entry.unlink()
 
 

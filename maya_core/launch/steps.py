@@ -7,6 +7,7 @@ kept as places in the record instead of being put there at once.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -37,6 +38,8 @@ class StepCounter:
         self._round: list[int] = []  # optimizers that have stepped since the last end
         self._round_size: int | None = None  # how many there are, once the first round is over
         self._round_end = 0
+        self.idle = 0  # optimizers that are there and never stepped, by the last step's end
+        self._stepped: set[int] = set()
 
     @property
     def enough(self) -> bool:
@@ -67,6 +70,7 @@ class StepCounter:
         states = [value for state in optimizer.state.values() if isinstance(state, dict) for value in state.values()]
         self.native.label(on_device(states), Category.OPTIMIZER_STATE)
         self._round.append(id(optimizer))
+        self._stepped.add(id(optimizer))
         self._round_end = self.native.event_count()
         if len(self._round) == self._round_size:
             self._end_step()
@@ -76,5 +80,8 @@ class StepCounter:
     def _end_step(self) -> None:
         self._round.clear()
         self.ends.append(self._round_end)
+        if self.enough:
+            there = [one for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer)]
+            self.idle = sum(id(one) not in self._stepped and bool(one.param_groups) for one in there)
         if self.on_step:
             self.on_step(len(self.ends))

@@ -60,8 +60,8 @@ class Analysis:
 
     @cached_property
     def steps(self) -> int:
-        """Steps that every emulated rank finished."""
-        return min(trace.steps for trace in self.job.ranks.values())
+        """Steps that every emulated rank finished which takes any."""
+        return min((trace.steps for trace in self.job.ranks.values() if trace.steps), default=0)
 
     def window(self, rank: RankTimeline) -> Window | None:
         """From the end of the first step, which warms up, to that of the last; of a single step, that one."""
@@ -111,6 +111,9 @@ def analyse(
 
 def _unexplained(job: JobTrace) -> list[str]:
     """Ranks that wait for something no other emulated rank has to do with: a store's key, say."""
-    reasons = sorted({trace.meta.get("hung", "") for trace in job.ranks.values()} - {""})
+    stopped = any(trace.meta["ended"] == "stopped" for trace in job.ranks.values())
+    # Who takes no steps may wait for a rank that was stopped after enough of them.
+    waiting = [trace for trace in job.ranks.values() if trace.steps or not stopped]
+    reasons = sorted({trace.meta.get("hung", "") for trace in waiting} - {""})
     advice = "If a rank that is not emulated would go on, emulate it too: --ranks all, or the ranks by number."
     return [f"This job would hang: {reason}. {advice}" for reason in reasons]

@@ -90,6 +90,8 @@ def rank_time(analysis: Analysis, rank: RankTimeline) -> RankTime | None:
 def _slowed(analysis: Analysis, rank: RankTimeline, window: Window) -> float:
     """Compute beyond what it takes alone."""
     trace, priced = analysis.job.ranks[rank.rank], analysis.durations[rank.rank]
+    if not (rank.kind == Work.MEET).any():  # kernels on several streams slow each other, which is nobody's loss
+        return 0.0
     those = (rank.kind == Work.COMPUTE) & (rank.over > window.start) & (rank.began < window.end)
     launches = np.array([signature.launches for signature in trace.signatures] or [0])
     subject = trace.events["subject"][rank.event[those]]
@@ -176,7 +178,8 @@ def top_modules(analysis: Analysis, rank: int, most: int = 20) -> list[Module]:
         Module(
             name=name or "(outside any module)",
             forward_s=float(row[Phase.FORWARD]),
-            backward_s=float(row[Phase.BACKWARD] + row[Phase.RECOMPUTE] + row[Phase.OPTIMIZER]),
+            backward_s=float(row[Phase.BACKWARD] + row[Phase.RECOMPUTE]),
+            optimizer_s=float(row[Phase.OPTIMIZER]),
             recompute_s=float(row[Phase.RECOMPUTE]),
             communication_s=float(row[len(Phase)]),
             calls=round(row[-1]),

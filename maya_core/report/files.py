@@ -19,7 +19,7 @@ class Made(Enum):
     PREDICTION = ("prediction.json", b'"format": "maya-prediction"')
     PAGE = ("report.html", b'<meta name="generator" content="Maya')
     TIMELINE = ("timeline.json", b'"maya": ')
-    SNAPSHOT = ("snapshot.pickle", b"generator")
+    SNAPSHOT = ("snapshot.pickle", b"Maya memory snapshot")
 
 
 def check_target(path: Path, kind: Made) -> None:
@@ -34,6 +34,11 @@ def check_target(path: Path, kind: Made) -> None:
             f"{path} is there already and is not one of Maya's: it will not be overwritten.",
             f"Give another name for {name}, or remove the file.",
         )
+
+
+def is_made(path: Path) -> bool:
+    """Is it a file that Maya wrote for the user?"""
+    return path.is_file() and any(kind.value[1] in _start(path) for kind in Made)
 
 
 def _start(path: Path) -> bytes:

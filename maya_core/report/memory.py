@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+import numpy as np
+
 from maya_core.hardware.models import Gpu
 from maya_core.report.prediction import DeviceMemory, Memory, Peak
 from maya_core.trace.job import JobTrace
@@ -27,7 +29,8 @@ def _devices(rank: int, trace: RankTrace, gpu: Gpu) -> list[DeviceMemory]:
     outside = {"CUDA context and libraries": gpu.outside_bytes, "NCCL buffers": trace.meta.get("nccl_bytes", 0)}
     result = []
     for peak in device_peaks(trace):
-        asked = [int(event["a"]) for event in ooms if event["device"] == peak.device]
+        asked = ooms[ooms["device"] == peak.device]
+        largest = asked[np.argmax(asked["a"])] if len(asked) else None
         result.append(
             DeviceMemory(
                 rank=rank,
@@ -43,11 +46,18 @@ def _devices(rank: int, trace: RankTrace, gpu: Gpu) -> list[DeviceMemory]:
                 peak_module=peak.module,
                 peak_source=peak.source,
                 at_peak=_at_peak(peak),
-                out_of_memory_bytes=max(asked) if asked else None,
-                fits=_fits(trace, gpu, peak, sum(outside.values()), bool(asked)),
+                out_of_memory_bytes=int(largest["a"]) if largest is not None else None,
+                out_of_memory_step=_step(trace, largest) if largest is not None else None,
+                fits=_fits(trace, gpu, peak, sum(outside.values()), len(asked) > 0),
             )
         )
     return result
+
+
+def _step(trace: RankTrace, event: np.void) -> int:
+    """In which an event falls, from 1."""
+    ends = trace.events["time_ns"][trace.events["kind"] == Kind.STEP_END]
+    return int(np.count_nonzero(ends < event["time_ns"])) + 1
 
 
 def _fits(trace: RankTrace, gpu: Gpu, peak: DevicePeak, outside: int, ran_out: bool) -> bool | None:

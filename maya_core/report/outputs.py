@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from maya_core.errors import MayaError
 from maya_core.hardware.cluster import Cluster
@@ -50,10 +51,11 @@ class Outputs:
             analysis = analyse(job, cluster, options, progress)
             progress("putting the report together")
             prediction = prediction_of(analysis)
-            written = list(self._write(analysis, prediction, progress))
         console.print(render(prediction))
+        with _progress() as progress:
+            written = list(self._write(analysis, prediction, progress))
         for path in written:
-            console.print(f"[dim]Written: {path}[/dim]", highlight=False)
+            console.print(Text(f"Written: {path}", style="dim"))
         return prediction
 
     def _write(self, analysis: Analysis, prediction: Prediction, progress: Callable[[str], None]) -> Iterator[Path]:
@@ -66,11 +68,6 @@ class Outputs:
             progress("drawing the page")
             write_page(analysis, prediction, self.html)
             yield self.html
-        if self.timeline is not None:
-            from maya_core.report.kineto import write_trace
-
-            progress("writing the timeline")
-            yield from write_trace(analysis, self.timeline, self.rank)
         if self.snapshot is not None:
             from maya_core.report.snapshot import write_snapshot
 
@@ -78,6 +75,11 @@ class Outputs:
             ranks = analysis.job.ranks
             for rank, path in rank_paths(self.snapshot, list(ranks) if self.rank is None else [self.rank]).items():
                 yield write_snapshot(ranks[rank], path)
+        if self.timeline is not None:
+            from maya_core.report.kineto import write_trace
+
+            progress("writing the timeline")
+            yield from write_trace(analysis, self.timeline, self.rank)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import maya_core
 from maya_core.device.kernels.call import Tensor, tensors_in
 from maya_core.device.kernels.planner import PEAK_DTYPE
 from maya_core.hardware.cluster import Cluster
-from maya_core.report import breakdown
+from maya_core.report import breakdown, words
 from maya_core.report.analysis import Analysis, Options, analyse
 from maya_core.report.memory import memory
 from maya_core.report.prediction import (
@@ -35,6 +35,7 @@ from maya_core.report.prediction import (
 from maya_core.report.throughput import throughput
 from maya_core.simulator.simulate import RankTimeline
 from maya_core.trace.job import JobTrace
+from maya_core.trace.memory import devices_used
 from maya_core.trace.rank import RankTrace
 from maya_core.trace.schema import Kind, Phase
 
@@ -93,7 +94,10 @@ def prediction_of(analysis: Analysis) -> Prediction:
         top_modules=breakdown.top_modules(analysis, shown),
         communication=breakdown.communication(analysis, shown),
         world=World(
-            size=job.world_size, nodes=job.nodes, gpus_per_node=job.gpus_per_node, emulated_ranks=list(job.ranks)
+            size=job.world_size,
+            nodes=cluster.nodes,
+            gpus_per_node=cluster.gpus_per_node,
+            emulated_ranks=list(job.ranks),
         ),
         cluster=_cluster(cluster),
         assumptions=Assumptions(
@@ -155,17 +159,23 @@ def _flops(analysis: Analysis) -> Flops | None:
             dtypes[_dtype(trace, number)] += float(each[number] * times[number])
     if not hardware:
         return None
-    share = analysis.job.world_size / len(analysis.job.ranks)
+    share = analysis.job.processes / len(analysis.job.ranks)
     dtype = max(dtypes, key=lambda name: dtypes[name])
     gpu = analysis.cluster.gpu
     peak = gpu.peak_flops.get(dtype) or gpu.peak_flops["float32"]
     return Flops(model=round(model * share), hardware=round(hardware * share), peak_flops_per_gpu=peak, dtype=dtype)
 
 
+# Of an op's arguments, those whose dtype says at what rate it is computed.
+OPERANDS = ("query", "mat2", "weight", "other", "batch2")
+
+
 def _dtype(trace: RankTrace, number: int) -> str:
-    arguments = [t for argument in trace.signatures[number].arguments for t in tensors_in(argument)]
-    matrices: list[Tensor] = [tensor for tensor in arguments if len(tensor.sizes) > 1] or arguments
-    return PEAK_DTYPE.get(matrices[-1].dtype, "float32") if matrices else "float32"
+    signature = trace.signatures[number]
+    named = dict(zip(signature.names, signature.arguments, strict=False))
+    tensors = [named[name] for name in OPERANDS if isinstance(named.get(name), Tensor)]
+    tensors += [tensor for argument in signature.arguments for tensor in tensors_in(argument) if len(tensor.sizes) > 1]
+    return PEAK_DTYPE.get(tensors[0].dtype, "float32") if tensors else "float32"
 
 
 def _cost(cluster: Cluster, step: float | None, work: Throughput) -> Cost | None:
@@ -226,6 +236,29 @@ def _kernels(trace: RankTrace, steps: int) -> int | None:
     return trace.launches(trace.step(steps)) if steps else None
 
 
+UNEVEN = 1.2  # times as long as the shortest: then the mean of the steps is no step's time
+
+
+def _of_steps(analysis: Analysis, trace: RankTrace) -> list[str]:
+    """Whether what is counted as steps can be taken for steps."""
+    found = []
+    if idle := trace.meta.get("idle_optimizers", 0):
+        found.append(
+            f"{idle} of the program's optimizers never stepped: memory and time are without it. Record more steps: --steps 20"
+        )
+    if (trace.events["kind"] == Kind.GRAPH_LAUNCH).any():
+        found.append("CUDA graphs were replayed. Optimizer steps inside a graph are not counted as steps.")
+    if len(devices_used(trace)) > 1:
+        found.append("One process used several GPUs: copies between them are priced and ordered as if within one.")
+    steady = np.diff(analysis.timeline.step_ends[: analysis.steps]) if analysis.timeline is not None else np.zeros(0)
+    if len(steady) > 1 and steady.max() > UNEVEN * steady.min():
+        found.append(
+            f"Steps differ: the shortest takes {words.seconds(float(steady.min()))}, the longest {words.seconds(float(steady.max()))}. "
+            "Step time is their mean; validation or logging between steps is in it."
+        )
+    return found
+
+
 def _caveats(analysis: Analysis) -> list[str]:
     found: list[str] = []
     for trace in analysis.job.ranks.values():
@@ -235,13 +268,16 @@ def _caveats(analysis: Analysis) -> list[str]:
             found.append(
                 f"In {assumed} collective{'s' * (assumed != 1)} of host data, ranks that are not emulated were taken to give what this one gives."
             )
+        if trace.meta["ended"] == "failed":
+            continue
         survived = int(np.count_nonzero(trace.events["kind"] == Kind.OUT_OF_MEMORY))
-        if survived and trace.meta["ended"] != "failed":
+        if survived:
             found.append(f"Memory ran out {survived} time{'s' * (survived != 1)}, and the program went on.")
         if retries := max(trace.meta["alloc_retries"], default=0):
             found.append(
                 f"The allocator had to give its cache back {retries} time{'s' * (retries != 1)} to go on: expect slow steps."
             )
+        found += _of_steps(analysis, trace)
     emulated = next(iter(analysis.job.ranks.values())).meta["gpu"]
     if emulated != analysis.cluster.gpu.name:
         found.append(

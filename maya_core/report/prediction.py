@@ -44,7 +44,8 @@ class DeviceMemory(Part):
     peak_module: str  # whose allocation made the peak,
     peak_source: str  # and where in the program's code
     at_peak: list[Peak]  # what is live then, largest first
-    out_of_memory_bytes: int | None = None  # what was asked for where memory ran out
+    out_of_memory_bytes: int | None = None  # the most that was asked for where memory ran out
+    out_of_memory_step: int | None = None
     fits: bool | None  # None: the program ended before its time, for another reason
 
 
@@ -57,7 +58,11 @@ class Memory(Part):
         """The GPU with the least memory left."""
         return max(
             self.ranks,
-            key=lambda one: (one.fits is False, one.peak_reserved_bytes + one.outside_allocator_bytes),
+            key=lambda one: (
+                one.fits is False,
+                one.fits is None,
+                one.peak_reserved_bytes + one.outside_allocator_bytes,
+            ),
             default=None,
         )
 
@@ -100,12 +105,13 @@ class Module(Part):
     forward_s: float
     backward_s: float  # recomputation is in here
     recompute_s: float
+    optimizer_s: float
     communication_s: float
     calls: int
 
     @property
     def seconds(self) -> float:
-        return self.forward_s + self.backward_s
+        return self.forward_s + self.backward_s + self.optimizer_s
 
 
 class Communication(Part):

@@ -45,7 +45,7 @@ def snapshot(trace: RankTrace, device: int | None = None) -> dict[str, Any]:
     history = _history(trace, device, frames)
     # A device's number is its place in the list.
     return {
-        "generator": f"Maya {trace.meta['maya']}",  # which the viewer passes over
+        "generator": "Maya memory snapshot",  # which the viewer passes over
         "segments": _segments(trace, device, frames),
         "device_traces": [*([] for _ in range(device)), history],
         "annotations": [],

@@ -57,9 +57,16 @@ def _title(prediction: Prediction) -> str:
     return f"{whole}: {steps} step{'s' * (steps != 1)}, {prediction.trace.ended}"
 
 
+class PlainTable(Table):
+    """Cells are text, whatever they look like: names in them come from the user's program."""
+
+    def add_row(self, *cells: Any, **options: Any) -> None:
+        super().add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), **options)
+
+
 def plain_table(title: str, *columns: str) -> Table:
     """Columns whose heading begins with '>' are numbers."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = PlainTable(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         table.add_column(
             column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold"
@@ -68,7 +75,7 @@ def plain_table(title: str, *columns: str) -> Table:
 
 
 def _headline(prediction: Prediction) -> Any:
-    table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = PlainTable(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold")
     table.add_column(style="bold cyan")
     table.add_column(style="dim", overflow="fold")
@@ -169,7 +176,7 @@ def _verdict(memory: DeviceMemory) -> str:
         )
     if memory.out_of_memory_bytes is None:
         return f"of {words.size(memory.capacity_bytes)}: DOES NOT FIT"
-    return f"of {words.size(memory.capacity_bytes)}: DOES NOT FIT, out of memory asking for {words.size(memory.out_of_memory_bytes)} in step {memory.peak_step}"
+    return f"of {words.size(memory.capacity_bytes)}: DOES NOT FIT, out of memory asking for {words.size(memory.out_of_memory_bytes)} in step {memory.out_of_memory_step}"
 
 
 def _where(time: Time) -> Any:
@@ -221,7 +228,7 @@ def _ranks(prediction: Prediction) -> Table:
 
 def _memory(memory: DeviceMemory, several: bool) -> Table:
     style = "green" if memory.fits else "yellow" if memory.fits is None else "bold red"
-    table = Table(
+    table = PlainTable(
         title=f"Memory of rank {memory.rank}, GPU {memory.device}, the most crowded" if several else "Memory",
         title_justify="left", title_style="bold", caption=Text(_verdict(memory), style=style), caption_justify="left",
         box=box.SIMPLE, show_header=False, pad_edge=False,
@@ -263,16 +270,13 @@ def _memory(memory: DeviceMemory, several: bool) -> Table:
 
 
 def _modules(prediction: Prediction) -> Table:
-    table = plain_table("GPU time by module", "module", ">forward", ">backward", ">recomputed", ">share")
+    table = plain_table("GPU time by module", "module", ">forward", ">backward", ">recomputed", ">optimizer", ">share")
     whole = sum(module.seconds for module in prediction.top_modules) or 1.0
     for module in prediction.top_modules[:MOST_TOP]:
-        again = words.seconds(module.recompute_s) if module.recompute_s else "-"
+        again, steps = (words.seconds(part) if part else "-" for part in (module.recompute_s, module.optimizer_s))
+        share = f"{module.seconds / whole:.0%}"
         table.add_row(
-            module.name,
-            words.seconds(module.forward_s),
-            words.seconds(module.backward_s),
-            again,
-            f"{module.seconds / whole:.0%}",
+            module.name, words.seconds(module.forward_s), words.seconds(module.backward_s), again, steps, share
         )
     return table
 

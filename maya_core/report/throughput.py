@@ -23,11 +23,7 @@ def throughput(analysis: Analysis) -> Throughput:
     """What a step of the whole job works on."""
     options, job = analysis.options, analysis.job
     found, looked_up = _from_loader(analysis), _from_integers(analysis)
-    if found is None:
-        found = looked_up
-    elif looked_up is not None and looked_up.data_parallel == found.data_parallel:
-        # A batch may hold one token more than the model is shown, as the last one's label.
-        found = found.model_copy(update={"tokens_per_step": looked_up.tokens_per_step})
+    found = looked_up if found is None else found.model_copy(update={"tokens_per_step": _tokens(found, looked_up)})
     given = [name for name in ("samples_per_step", "tokens_per_step") if getattr(options, name) is not None]
     if found is None and not given:
         return Throughput(
@@ -43,6 +39,17 @@ def throughput(analysis: Analysis) -> Throughput:
         update={name: getattr(options, name) for name in given}
         | {"source": "given", "detail": f"{' and '.join(name.replace('_', ' ') for name in given)} as given"}
     )
+
+
+def _tokens(loaded: Throughput, looked_up: Throughput | None) -> float | None:
+    """What the model is shown of the integers in a batch, which may hold a token or two more in each row, as labels. Integers that
+    no embedding looks up are no tokens, nor is what it looks up of which the batch has none: classes, time steps."""
+    if looked_up is None or not loaded.tokens_per_step or not looked_up.tokens_per_step:
+        return None
+    spare = loaded.tokens_per_step - looked_up.tokens_per_step
+    near = abs(spare) <= 2 * (loaded.samples_per_step or 0)
+    packed = looked_up.tokens_per_step >= loaded.tokens_per_step / 2  # padding may be taken out, or a context cut
+    return looked_up.tokens_per_step if near or packed else None
 
 
 def _from_loader(analysis: Analysis) -> Throughput | None:
@@ -95,7 +102,9 @@ def _from_integers(analysis: Analysis) -> Throughput | None:
                 total = totals.setdefault((int(module), phase), [0.0, 0.0])
                 total[0] += count * (ids.sizes[0] if len(ids.sizes) > 1 else 0) / steps
                 total[1] += count * ids.numel / steps
-        best = max([best, *((tokens, samples) for samples, tokens in totals.values())])
+        # What is looked up without a backward is validation's, unless the embedding is frozen and there is no other sign.
+        trained = {key: total for key, total in totals.items() if key[1] == Phase.BACKWARD} or totals
+        best = max([best, *((tokens, samples) for samples, tokens in trained.values())])
     tokens, samples = best
     if tokens < 2:
         return None
@@ -125,6 +134,8 @@ def _looked_up(signature: Signature) -> tuple[Tensor, Phase] | None:
 
 def _replicas(job: JobTrace) -> int:
     """How many ranks see data of their own: all, but for those joined by messages or by forward reductions, who share it."""
+    if job.processes == 1:
+        return 1
     joined = {rank: rank for rank in range(job.world_size)}
 
     def root(rank: int) -> int:

@@ -257,7 +257,7 @@ def _in_order_on_communicators(trace: RankTrace, items: RankItems, events: int) 
     sources = np.array([place for before, later in after for place in (before, later)])
     kinds = np.tile([Work.RECORD, Work.WAIT], len(after)).astype(np.uint8)
     numbers = np.repeat(np.arange(events, events + len(after)), 2)
-    order = np.argsort(places, kind="stable")
+    order = np.lexsort((np.tile([0, 1], len(after)), places))  # at one place records go first
     moved = np.arange(len(items.kind)) + np.searchsorted(np.sort(places), np.arange(len(items.kind)), side="right")
     nothing = np.zeros(len(places))
 

@@ -40,8 +40,8 @@ class Timeline:
 
     @property
     def step_ends(self) -> np.ndarray:
-        """When every rank was done with each step."""
-        ends = [rank.step_ends for rank in self.ranks.values()]
+        """When every rank that takes steps was done with each."""
+        ends = [rank.step_ends for rank in self.ranks.values() if len(rank.step_ends)] or [np.zeros(0)]
         steps = min(len(each) for each in ends)
         return np.max([each[:steps] for each in ends], axis=0)
 

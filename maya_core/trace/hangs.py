@@ -154,7 +154,7 @@ def _cut_off(job: JobTrace, absent: list[int], present: list[int]) -> bool:
     """Were the absent only stopped by us, while the present, who take fewer steps or none, ran on?"""
     return all(
         job.ranks[one].meta["ended"] == "stopped"
-        and job.ranks[other].meta["ended"] != "hung"
+        and (job.ranks[other].meta["ended"] != "hung" or not job.ranks[other].steps)
         and job.ranks[one].steps > job.ranks[other].steps
         for one in absent
         for other in present

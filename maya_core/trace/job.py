@@ -57,6 +57,11 @@ class JobTrace:
     node: str | None = None  # kind of node and network, where the user named them
     network: str | None = None
 
+    @property
+    def processes(self) -> int:
+        """Ranks of the job; one process may use all of a node's GPUs, which `world_size` counts."""
+        return max(int(trace.meta.get("world_size") or 1) for trace in self.ranks.values())
+
 
 class _Line(NamedTuple):
     """What tells one rendezvous from another."""

@@ -52,7 +52,7 @@ class DevicePeak:
 
 
 def devices_used(trace: RankTrace) -> list[int]:
-    memory = trace.events[np.isin(trace.events["kind"], (Kind.ALLOC, Kind.FREE))]
+    memory = trace.events[np.isin(trace.events["kind"], (Kind.ALLOC, Kind.FREE, Kind.OUT_OF_MEMORY))]
     return np.unique(memory["device"]).tolist()
 
 

@@ -165,3 +165,31 @@ def test_all_files_at_once_and_again_over_themselves(recorded: Path, tmp_path: P
         assert set(files) == set(names.values())
         assert before in ({}, files)  # the same bytes
         before = files
+
+
+GLOO = SCRIPT.replace('"nccl"', '"gloo"')
+BROADCAST = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+weight = torch.ones(64, 64, device="cuda", requires_grad=True)
+optimizer = torch.optim.SGD([weight], 0.1)
+for _ in range(6):
+    if dist.get_rank() == 0:
+        (weight @ weight).sum().backward()
+        optimizer.step()
+    dist.broadcast(weight.detach(), 0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "options"),
+    [(GLOO, []), (BROADCAST, ["--ranks", "all", "--steps", "all"])],
+    ids=["ddp over gloo", "a rank that takes no steps"],
+)
+def test_other_kinds_of_job_have_a_step_time(tmp_path: Path, script: str, options: list[str]) -> None:
+    (tmp_path / "train.py").write_text(script)
+    launcher = ("torchrun", "--nproc-per-node", "2")
+    done = maya("run", *options, "--json", "p.json", "--", *launcher, "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((tmp_path / "p.json").read_text())["step_time_s"] > 0

@@ -286,3 +286,12 @@ def test_a_group_costs_its_host_one_launch() -> None:
         rank.collective(1)
     timeline = play(rank.group(begin=False), host=Host.MODELLED).ranks[0]
     assert timeline.issued[-1] == pytest.approx(CALL_S[Kind.GROUP_END])
+
+
+def test_waiting_for_one_communicator_does_not_hold_up_another() -> None:
+    """Of four calls the second and fourth are on Y: the fourth does not wait for the third, which waits for X."""
+    rank = Rank(world=8)
+    for milliseconds, stream, group in ((50, 1, "X"), (1, 2, "Y"), (1, 2, "X"), (1, 3, "Y")):
+        rank.collective(milliseconds, stream=stream, group=group, op="all_gather")
+    timeline = play(rank).ranks[0]
+    assert starts(timeline)[-1] < 10

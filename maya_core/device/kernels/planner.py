@@ -34,7 +34,15 @@ NO_KERNEL = {
     "is_set_to",
     "_has_same_storage_numel",
 }
-PEAK_DTYPE = {"BFloat16": "bfloat16", "Half": "float16", "Float": "float32", "Double": "float64", "Char": "int8"}
+PEAK_DTYPE = {
+    "BFloat16": "bfloat16",
+    "Half": "float16",
+    "Float": "float32",
+    "Double": "float64",
+    "Char": "int8",
+    "Float8_e4m3fn": "float8",
+    "Float8_e5m2": "float8",
+}
 
 
 @dataclass

@@ -96,6 +96,7 @@ struct Graph {
   int device = 0;
   MempoolId pool;
   bool holds_pool = false;
+  uint16_t stream = 0;  // it was captured on, as the recorder numbers them
 };
 bool capturing();
 void begin_capture(Graph& graph, MempoolId pool);

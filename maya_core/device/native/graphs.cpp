@@ -33,6 +33,7 @@ void end_capture(Graph& graph) {
   graph.work = recorder().cut_work(capture.first_event);
   graph.duration_ns = clock_of(graph.device, capture.stream) - capture.clock;
   advance_clock(graph.device, capture.stream, -graph.duration_ns);
+  graph.stream = recorder().stream_number(graph.device, capture.stream);
   graph.number = next_graph++;
 }
 
@@ -40,7 +41,11 @@ void replay(const Graph& graph) {
   TORCH_CHECK(graph.number != 0, "Called CUDAGraph::replay without a preceding successful capture.");
   const auto stream = current_stream(graph.device);
   recorder().add(EventKind::GraphLaunch, graph.device, stream, graph.number, graph.work.size());
-  for (const auto& event : graph.work) recorder().append(event);
+  const uint16_t here = recorder().stream_number(graph.device, stream);
+  for (TraceEvent event : graph.work) {
+    if (event.stream == graph.stream) event.stream = here;  // what was captured on a stream is launched on the current one
+    recorder().append(event);
+  }
   advance_clock(graph.device, stream, graph.duration_ns);
 }
 

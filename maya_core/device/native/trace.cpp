@@ -35,6 +35,15 @@ ForwardOrigins& forward_origins() {
 }
 thread_local uint64_t noted_until = 0;
 thread_local uint32_t last_line = 0;  // of this thread's last allocation
+// Threads outlive recordings: what one remembers of an earlier recording's lines means nothing in the next.
+std::atomic<uint32_t> recording{0};
+thread_local uint32_t known_recording = 0;
+void forget_if_earlier() {
+  if (known_recording == recording) return;
+  known_recording = recording;
+  last_line = 0;
+  noted_until = 0;
+}
 
 void note_forward(uint32_t module) {
   const uint64_t made = at::sequence_number::peek();
@@ -90,6 +99,7 @@ void Recorder::start() {
   std::lock_guard lock(mutex_);
   forget_modules();
   forget_lines();
+  recording++;
   events_.clear();
   streams_.clear();
   start_ns_ = 0;
@@ -107,6 +117,7 @@ uint16_t Recorder::stream_number(int device, int64_t stream) {
 void Recorder::add(EventKind kind, int device, int64_t stream, uint32_t subject, int64_t a, int64_t b, uint16_t flags) {
   if (!on()) return;
   const bool anywhere = kind == EventKind::Free || kind == EventKind::SegmentAlloc || kind == EventKind::SegmentFree || kind == EventKind::Label;
+  forget_if_earlier();
   const bool allocates = kind == EventKind::Alloc;
   if (allocates) last_line = current_line();  // takes the GIL: before any lock of ours
   const Place where = anywhere ? Place{0, Phase::Forward, 0} : place(last_line);
