@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
@@ -207,6 +208,10 @@ class emulate:
     ) -> bool:
         assert self._emulation is not None
         stopped = isinstance(error, StopProgram)
+        if (
+            stopped
+        ):  # what the program held goes while there is a device to give it back to, not with the traceback later
+            traceback.clear_frames(where)
         self._emulation.finish("completed" if error is None else "stopped" if stopped else "failed")
         return stopped
 
