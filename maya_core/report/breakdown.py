@@ -14,7 +14,7 @@ from maya_core.report.analysis import Analysis, Window
 from maya_core.report.kernels import COMMUNICATION, entries, family_of
 from maya_core.report.prediction import Communication, Confidence, Kernel, Module, RankTime
 from maya_core.simulator.clock import Work
-from maya_core.simulator.host import KERNEL_GAP_S
+from maya_core.simulator.host import seconds_alone
 from maya_core.simulator.simulate import RankTimeline
 from maya_core.trace.communication import CollectiveCall
 from maya_core.trace.schema import Kind, Phase
@@ -93,9 +93,7 @@ def _slowed(analysis: Analysis, rank: RankTimeline, window: Window) -> float:
     if not (rank.kind == Work.MEET).any():  # kernels on several streams slow each other, which is nobody's loss
         return 0.0
     those = (rank.kind == Work.COMPUTE) & (rank.over > window.start) & (rank.began < window.end)
-    launches = np.array([signature.launches for signature in trace.signatures] or [0])
-    subject = trace.events["subject"][rank.event[those]]
-    alone = priced.ops.seconds[subject] + KERNEL_GAP_S * launches[subject]
+    alone = seconds_alone(trace, priced.ops.seconds)[trace.events["subject"][rank.event[those]]]
     return max(0.0, float((rank.over[those] - rank.began[those] - alone).sum())) / window.steps
 
 

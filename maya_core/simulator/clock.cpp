@@ -69,7 +69,6 @@ struct Lane {
 
 struct Meeting {
   int32_t come = 0;
-  bool running = false, over = false;
   double left = 0, rate = 0, since = 0;
   uint32_t stamp = 0;
   std::vector<int64_t> waiting;  // items
@@ -321,7 +320,6 @@ class Clock {
     Meeting& meeting = meetings_[number];
     if (device != kNone) meeting.devices.push_back(device);
     if (++meeting.come < job_.members[number]) return;
-    meeting.running = true;
     meeting.left = job_.meeting_s[number];
     meeting.since = now;
     for (int64_t item : meeting.waiting) out_.met[item] = now;
@@ -353,8 +351,6 @@ class Clock {
 
   void meeting_over(int32_t number, double now) {
     Meeting& meeting = meetings_[number];
-    meeting.running = false;
-    meeting.over = true;
     for (int32_t each : meeting.devices) {
       Device& there = devices_[each];
       std::erase(there.meetings[job_.link[number]], number);

@@ -63,3 +63,9 @@ def host_seconds(trace: RankTrace, chosen: np.ndarray, host: Host) -> np.ndarray
     spent[ops] = dispatch[events["phase"][ops]] + LAUNCH_S * launches[events["subject"][ops]]
     spent[(events["flags"] & REPLAYED) > 0] = 0.0  # a graph is one call
     return spent
+
+
+def seconds_alone(trace: RankTrace, op_seconds: np.ndarray) -> np.ndarray:
+    """By signature: an op's time on a device that does nothing else, with the gaps between its kernels."""
+    launches = np.array([signature.launches for signature in trace.signatures] or [0])
+    return np.where(launches > 0, op_seconds + KERNEL_GAP_S * launches, 0.0) if len(op_seconds) else np.zeros(1)

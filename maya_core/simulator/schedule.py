@@ -14,10 +14,10 @@ from maya_core.predictor.placement import Placement, place
 from maya_core.predictor.predict import TraceDurations
 from maya_core.simulator.clock import LinkUse, Schedule, Work
 from maya_core.simulator.contention import pressure
-from maya_core.simulator.host import KERNEL_GAP_S, Host, host_seconds
+from maya_core.simulator.host import Host, host_seconds, seconds_alone
 from maya_core.trace.communication import POINT_TO_POINT
 from maya_core.trace.dry_run import is_buffered
-from maya_core.trace.job import JobTrace
+from maya_core.trace.job import JobTrace, meetings_of
 from maya_core.trace.rank import RankTrace
 from maya_core.trace.schema import ON_HOST, Kind
 
@@ -72,8 +72,10 @@ def make_schedule(
     job: JobTrace, durations: dict[int, TraceDurations], cluster: Cluster, host: Host
 ) -> tuple[Schedule, dict[int, RankItems]]:
     """The job's schedule, and each rank's part of it."""
+    numbers, members = meetings_of(job)
     meetings = _Meetings()
-    numbers = _rendezvous(job, meetings)
+    for count in members.tolist():
+        meetings.new(count)
     lanes = 0
     devices: dict[tuple[int, int], int] = {}
     device_of: list[int] = []
@@ -121,20 +123,6 @@ def make_schedule(
     )
 
 
-def _rendezvous(job: JobTrace, meetings: _Meetings) -> dict[int, np.ndarray]:
-    """For each event of each rank the meeting it is part of; -1 if it meets no emulated rank."""
-    numbers = {rank: np.full(len(trace.events), -1, np.int64) for rank, trace in job.ranks.items()}
-    for meet in job.rendezvous:
-        here = meet.events >= 0
-        first = len(meetings.members)
-        for members in np.count_nonzero(here, axis=1).tolist():
-            meetings.new(members)
-        for column, member in enumerate(meet.members):
-            rows = np.flatnonzero(here[:, column])
-            numbers[member][meet.events[rows, column]] = first + rows
-    return numbers
-
-
 def _items(
     rank: int,
     trace: RankTrace,
@@ -163,10 +151,9 @@ def _items(
     kinds = kind[rows["kind"]]
     kinds[on_host[chosen]] = Work.HOST_MEET
     ops = rows["kind"] == Kind.OP
-    what, seconds = _ops(trace, durations)
-    kinds[ops] = what[rows["subject"][ops]]
+    kinds[ops] = _work(trace)[rows["subject"][ops]]
     work = np.zeros(len(chosen))
-    work[ops] = seconds[rows["subject"][ops]]
+    work[ops] = seconds_alone(trace, durations.ops.seconds)[rows["subject"][ops]]
     subjects = subject[chosen]
     whole_device = kinds == Work.HOST_DEVICE
     subjects[whole_device] = [devices.get((rank, device), -1) for device in rows["device"][whole_device].tolist()]
@@ -223,19 +210,17 @@ def _event_numbers(events: np.ndarray, played: np.ndarray, first: int) -> tuple[
     return numbers, first + len(records)
 
 
-def _ops(trace: RankTrace, durations: TraceDurations) -> tuple[np.ndarray, np.ndarray]:
-    """By signature: what kind of work an op is, and its time on the device with the gaps between its kernels."""
+def _work(trace: RankTrace) -> np.ndarray:
+    """By signature: what kind of work an op is."""
     kinds = np.full(max(1, len(trace.signatures)), Work.COMPUTE, np.uint8)
-    seconds = np.zeros(len(kinds))
     for number, signature in enumerate(trace.signatures):
         if not signature.launches:
             kinds[number] = Work.MARK
             continue
-        seconds[number] = durations.ops.seconds[number] + KERNEL_GAP_S * signature.launches
         ways = {kernel.model if kernel.family == "copy" else "" for kernel in kernels_of(signature)}
         if ways in ({"h2d"}, {"d2h"}):  # an op that sends itself a table of pointers first is still compute
             kinds[number] = Work.COPY_IN if ways == {"h2d"} else Work.COPY_OUT
-    return kinds, seconds
+    return kinds
 
 
 def _in_order_on_communicators(trace: RankTrace, items: RankItems, events: int) -> tuple[RankItems, int]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from maya_core.device.kernels.call import ITEM_BYTES
 from maya_core.trace.communication import POINT_TO_POINT, CollectiveCall
-from maya_core.trace.job import JobTrace
+from maya_core.trace.job import JobTrace, meetings_of
 from maya_core.trace.rank import RankTrace
 from maya_core.trace.schema import ON_HOST, Kind
 
@@ -137,15 +137,9 @@ def is_buffered(call: CollectiveCall) -> bool:
 
 def _meetings(job: JobTrace) -> dict[int, np.ndarray]:
     """For every event of every rank the number of the meeting it is part of, from 1; -1 if none, or alone there."""
-    numbers = {rank: np.full(len(trace.events), -1, np.int64) for rank, trace in job.ranks.items()}
-    first = 1
-    for meet in job.rendezvous:
-        shared = np.count_nonzero(meet.events >= 0, axis=1) > 1
-        for column, member in enumerate(meet.members):
-            rows = np.flatnonzero(shared & (meet.events[:, column] >= 0))
-            numbers[member][meet.events[rows, column]] = first + rows
-        first += len(meet.events)
-    return numbers
+    numbers, members = meetings_of(job)
+    shared = np.append(members > 1, False)  # the last stands for -1
+    return {rank: np.where(shared[own], own + 1, -1) for rank, own in numbers.items()}
 
 
 def stuck_calls(job: JobTrace) -> list[Stuck]:

@@ -63,6 +63,21 @@ class JobTrace:
         return max(int(trace.meta.get("world_size") or 1) for trace in self.ranks.values())
 
 
+def meetings_of(job: JobTrace) -> tuple[dict[int, np.ndarray], np.ndarray]:
+    """For every event of every rank the number of the call that meets in it, over all rendezvous, -1 if none; and how many ranks
+    come to each."""
+    numbers = {rank: np.full(len(trace.events), -1, np.int64) for rank, trace in job.ranks.items()}
+    counts, first = [np.zeros(0, np.int64)], 0
+    for meet in job.rendezvous:
+        here = meet.events >= 0
+        counts.append(np.count_nonzero(here, axis=1))
+        for column, member in enumerate(meet.members):
+            rows = np.flatnonzero(here[:, column])
+            numbers[member][meet.events[rows, column]] = first + rows
+        first += len(meet.events)
+    return numbers, np.concatenate(counts)
+
+
 class _Line(NamedTuple):
     """What tells one rendezvous from another."""
 
