@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Protocol
 
 import torch
@@ -80,6 +80,7 @@ class Exchange:
         self.record = record
         self.peers = peers
         self.stand_ins: dict[str, int] = {}  # host data taken to be like this rank's own, by op
+        self.assumed: set[int] = set()  # ranks whose integers on the device were taken to be like this rank's own
         self.worlds = 0  # how often the program has joined a process group: names of groups begin anew each time
         self._met: set[int] = set()
         self._names: dict[int, str] = {}  # by communicator, the same in all its ranks and only there
@@ -99,7 +100,7 @@ class Exchange:
         self._names[number] = f"{name}/{before}"
         return number
 
-    def note(
+    def call(
         self,
         communicator: int,
         op: str,
@@ -110,12 +111,16 @@ class Exchange:
         reduction: str,
         splits_in: list[int],
         splits_out: list[int],
-    ) -> tuple[int, int]:
+    ) -> int:
         call = CollectiveCall(
             communicator, op, dtype, elements_in, elements_out, peer, reduction, tuple(splits_in), tuple(splits_out)
         )
         with self._lock:
-            return self.record.note(call)
+            return self.record.call(call)
+
+    def site(self, stack: tuple[tuple[CodeType, int], ...]) -> int:
+        with self._lock:
+            return self.record.site(stack)
 
     def meet(self, rank: int) -> None:
         if self.peers is not None and rank not in self._met:
@@ -165,6 +170,8 @@ class Exchange:
             return None
         if host and op not in POINT_TO_POINT and len(asked) + (group.rank in wanted) < len(wanted):
             self.stand_ins[op] = self.stand_ins.get(op, 0) + 1
+        if exact and not host and any(value is not None for value in given):
+            self.assumed.update(group.ranks[place] for place in {*wanted} - {*asked, group.rank})
 
         def settle() -> None:
             gave: dict[int, Values] = {group.rank: given}

@@ -43,6 +43,7 @@ def put_on(
     native.set_collectives(exchange)
     patches.on_undo(functools.partial(native.set_collectives, None))
     patches.on_undo(_forget_groups)
+    patches.on_undo(functools.partial(setattr, sys, "excepthook", sys.excepthook))  # init_process_group sets one
     _process_groups(native, patches)
     scale.put_on(patches)
     _stores(keys, patches)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-import threading
-from types import CodeType, FrameType
+from types import CodeType
 
 from maya_core.trace.communication import CollectiveCall, Communicator, Frame, Site
 
@@ -32,28 +30,12 @@ class CollectiveRecord:
         self.communicators.append(Communicator(backend, name, tuple(ranks), rank))
         return len(self.communicators) - 1
 
-    def note(self, call: CollectiveCall) -> tuple[int, int]:
-        """The number of the call, and of the place in the program that makes it now."""
-        key = tuple(_stack())
-        return self._calls.setdefault(call, len(self._calls)), self._sites.setdefault(key, len(self._sites))
+    def call(self, call: CollectiveCall) -> int:
+        return self._calls.setdefault(call, len(self._calls))
 
-
-def _stack() -> list[tuple[CodeType, int]]:
-    """The calling stack, innermost first. Autograd's threads go on below the main one, which is in backward()."""
-    stack = _walk(sys._getframe(1))
-    main = threading.main_thread().ident
-    if threading.get_ident() != main and main is not None:
-        stack += _walk(sys._current_frames().get(main))
-    return stack
-
-
-def _walk(frame: FrameType | None) -> list[tuple[CodeType, int]]:
-    stack = []
-    while frame is not None:
-        if not frame.f_globals.get("__name__", "").startswith("maya_core.collectives"):
-            stack.append((frame.f_code, frame.f_lasti))
-        frame = frame.f_back
-    return stack
+    def site(self, stack: tuple[tuple[CodeType, int], ...]) -> int:
+        """The number of a place in the program, by the calling stack, innermost first."""
+        return self._sites.setdefault(stack, len(self._sites))
 
 
 def _frame(code: CodeType, instruction: int) -> Frame:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
 
 import torch
 
@@ -35,9 +37,11 @@ def prefers_cudnn_attention(gpu: Gpu) -> bool:
 
 
 class EmulatedDevice:
-    """`gpus` emulated GPUs of one kind in this process, until `remove`."""
+    """`gpus` emulated GPUs of one kind in this process, until `remove`. `private` is a folder that somebody removes if it is killed."""
 
-    def __init__(self, gpu: Gpu, gpus: int) -> None:
+    current: ClassVar[EmulatedDevice | None] = None  # the one that is on in this process
+
+    def __init__(self, gpu: Gpu, gpus: int, private: Path | None = None) -> None:
         self.native = build.native()
         if self.native.installed():
             raise MayaError(
@@ -45,7 +49,6 @@ class EmulatedDevice:
                 "Leave the first `emulate(...)` block before entering another.",
             )
         self.gpu = gpu
-        self.gpus = gpus
         self.planner = Planner(gpu)
         self.where: Callable[[], str] = lambda: ""  # the place in the user's model, where somebody knows it
         self.patches = Patches()
@@ -72,17 +75,34 @@ class EmulatedDevice:
                     f"PYTORCH_ALLOC_CONF or PYTORCH_CUDA_ALLOC_CONF: {error}", "Correct or unset it."
                 ) from error
             raise
-        self.native.library_folders([f"{folder}/" for module in (torch, maya_core) for folder in module.__path__])
+        self._libraries: list[str] = []
+        self.pass_over(*torch.__path__, *maya_core.__path__)
         try:
-            face.put_on(self.native, gpu, gpus, self.patches)
+            face.put_on(self.native, gpu, self.patches, private)
         except BaseException:
             self.remove()
             raise
+        EmulatedDevice.current = self
+
+    def pass_over(self, *folders: str) -> None:
+        """Lines of code in these folders are not the program's: what they allocate is told by the line that called them."""
+        self._libraries += [f"{folder}/" for folder in folders]
+        self.native.library_folders(self._libraries)
+
+    @property
+    def gpus(self) -> int:
+        return int(self.native.device_count())
+
+    def grow(self, gpus: int) -> None:
+        """There are so many GPUs from now on; never fewer than before."""
+        self.native.grow(gpus)
+        face.see_more_gpus(self.native)
 
     def _no_rule(self, op: str, reason: str) -> str:
         return no_rule_message(op, reason, self.where())
 
     def remove(self) -> None:
+        EmulatedDevice.current = None
         self.patches.undo()
         self.rules.close()
         self.native.uninstall()

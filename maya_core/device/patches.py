@@ -12,17 +12,19 @@ from typing import Any
 _ABSENT = object()
 
 
-class _ImportWatch(MetaPathFinder):
-    """Finds what the others find, and adds an action to the loading of one module."""
+Action = Callable[[ModuleType], None]
 
-    def __init__(self, name: str, action: Callable[[ModuleType], None]) -> None:
-        self.name = name
-        self.action = action
+
+class _ImportWatch(MetaPathFinder):
+    """Finds what the others find, and adds actions to the loading of some modules."""
+
+    def __init__(self) -> None:
+        self.actions: dict[str, list[Action]] = {}  # by the module's name
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != self.name:
+        if name not in self.actions:
             return None
-        others = (finder for finder in sys.meta_path if finder is not self)
+        others = sys.meta_path[sys.meta_path.index(self) + 1 :]
         spec = next((spec for finder in others if (spec := finder.find_spec(name, path, target))), None)
         if spec is None or spec.loader is None:
             return spec
@@ -30,10 +32,30 @@ class _ImportWatch(MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            self.action(module)
+            for action in self.actions.get(name, ())[:]:
+                action(module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
+
+
+class _Loading(ModuleSpec):
+    """The spec of a module that is being executed right now, as of one that imports torch in its first lines: `import` says by
+    `_initializing` when that is over."""
+
+    actions: list[Action]
+
+    @property
+    def _initializing(self) -> bool:
+        return bool(self.__dict__["_initializing"])
+
+    @_initializing.setter
+    def _initializing(self, value: bool) -> None:
+        self.__dict__["_initializing"] = value
+        if not value and self.name in sys.modules:
+            self.__class__ = ModuleSpec  # type: ignore[assignment]
+            for action in self.actions:
+                action(sys.modules[self.name])
 
 
 class Patches:
@@ -41,6 +63,7 @@ class Patches:
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
+        self._watch: _ImportWatch | None = None
 
     def set(self, target: Any, name: str, value: Any) -> None:
         before = vars(target).get(name, _ABSENT) if hasattr(target, "__dict__") else getattr(target, name, _ABSENT)
@@ -51,21 +74,41 @@ class Patches:
             self._undo.append(lambda: setattr(target, name, before))
 
     def put(self, mapping: Any, key: Any, value: Any) -> None:
-        before = mapping.get(key, _ABSENT)
+        self.keep(mapping, key)
         mapping[key] = value
+
+    def keep(self, mapping: Any, key: Any) -> None:
+        """Whatever becomes of that item, it will be as it is now."""
+        before = mapping.get(key, _ABSENT)
         if before is _ABSENT:
             self._undo.append(lambda: mapping.pop(key, None))
         else:
             self._undo.append(lambda: mapping.__setitem__(key, before))
 
-    def when_imported(self, name: str, action: Callable[[ModuleType], None]) -> None:
+    def when_imported(self, name: str, action: Action) -> None:
         """Runs the action on the module of that name: now if it is there, else when the program imports it."""
         if name in sys.modules:
-            action(sys.modules[name])
+            spec: Any = getattr(sys.modules[name], "__spec__", None)
+            if not getattr(spec, "_initializing", False):
+                action(sys.modules[name])
+                return
+            if not isinstance(spec, _Loading):
+                spec.__class__ = _Loading
+                spec.actions = []
+            spec.actions.append(action)
+            self._undo.append(lambda: spec.actions.remove(action))
             return
-        finder = _ImportWatch(name, action)
-        sys.meta_path.insert(0, finder)
-        self._undo.append(lambda: sys.meta_path.remove(finder))
+        if self._watch is None:
+            self._watch = _ImportWatch()
+            sys.meta_path.insert(0, self._watch)
+            self._undo.append(self._stop_watching)
+        self._watch.actions.setdefault(name, []).append(action)
+
+    def _stop_watching(self) -> None:
+        if self._watch is not None:
+            sys.meta_path.remove(self._watch)
+            self._watch.actions.clear()
+            self._watch = None
 
     def on_undo(self, action: Callable[[], None]) -> None:
         self._undo.append(action)

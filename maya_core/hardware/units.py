@@ -16,6 +16,9 @@ _RATES = {f"{size}/s": factor for size, factor in _SIZES.items()} | {
 }
 _FLOPS = {f"{prefix}{unit}": factor for prefix, factor in _DECIMAL.items() for unit in ("FLOP/s", "FLOPS", "OP/s")}
 _SECONDS = {"s": 1, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_DURATIONS = _SECONDS | {"min": 60, "h": 3600, "d": 86400}
+_COUNTS = _DECIMAL | {"B": 1e9}  # a billion tokens is written both ways
+_SHARES = {"": 1.0, "%": 0.01}
 
 
 def _reader(units: dict[str, float], expected: str) -> Callable[[object], object]:
@@ -51,3 +54,17 @@ Flops = Annotated[
 Seconds = Annotated[
     NonNegativeFloat, BeforeValidator(_reader(_SECONDS, "a time: a number of seconds, or like '5us' or '0.1ms'"))
 ]
+_SHARE = _reader(_SHARES, "a share, like '3%' or 0.03")
+read_duration = _reader(_DURATIONS, "a time: a number of seconds, or like '72h', '3d' or '30min'")
+read_count = _reader(_COUNTS, "a number, or like '200k', '1.5M' or '1e12'")
+
+
+def read_share(value: object) -> object:
+    """A bare number from 1 on is most likely meant in per cent, and would be a hundred times that."""
+    share = _SHARE(value)
+    if isinstance(share, int | float) and share >= 1 and not (isinstance(value, str) and "%" in value):
+        raise ValueError(f"must be a share, like '3%' or 0.03; {value} would be {share:.0%}")
+    return share
+
+
+Share = Annotated[NonNegativeFloat, BeforeValidator(read_share)]

@@ -23,10 +23,11 @@ import torch.distributed as dist
 
 from maya_core.device.patches import Patches
 from maya_core.errors import MayaError
+from maya_core.launch.host_weights import is_unfilled
 
 
-def put_on(native: ModuleType, patches: Patches) -> None:
-    checkpoints = _Checkpoints(native)
+def put_on(native: ModuleType, patches: Patches) -> Checkpoints:
+    checkpoints = Checkpoints(native)
     for name in ("save", "load"):
         emulated = getattr(checkpoints, name)(getattr(torch, name))
         patches.set(torch, name, emulated)
@@ -36,9 +37,10 @@ def put_on(native: ModuleType, patches: Patches) -> None:
     patches.when_imported(f"{folder}.state_dict_loader", functools.partial(_no_loading, checkpoints, patches))
     patches.when_imported(f"{folder}.staging", functools.partial(_no_staging, patches))
     patches.when_imported("safetensors.torch", functools.partial(_no_safetensors, checkpoints, patches))
+    return checkpoints
 
 
-class _Checkpoints:
+class Checkpoints:
     """What was left out in this process."""
 
     def __init__(self, native: ModuleType) -> None:
@@ -57,7 +59,7 @@ class _Checkpoints:
     def save(self, original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
         def save(obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
-            if isinstance(f, io.BytesIO) or not self._holds_emulated(obj):
+            if isinstance(f, io.BytesIO) or not self.holds_emulated(obj):
                 return original(obj, f, *args, **kwargs)
             where = f if isinstance(f, (str, os.PathLike)) else getattr(f, "name", None)
             self.leave_out("torch.save writes no weights", where)
@@ -81,7 +83,7 @@ class _Checkpoints:
         if isinstance(where, (str, os.PathLike)):
             self._unwritten.add(os.path.abspath(where))
 
-    def _holds_emulated(self, obj: object) -> bool:
+    def holds_emulated(self, obj: object) -> bool:
         finder = _Finder(self.is_emulated)
         try:
             finder.dump(obj)
@@ -90,7 +92,9 @@ class _Checkpoints:
         return finder.found
 
     def is_emulated(self, storage: torch.UntypedStorage) -> bool:
-        return storage.is_cuda or (storage.device.type == "cpu" and bool(self.native.is_made_up(storage)))
+        if storage.device.type != "cpu":
+            return storage.is_cuda
+        return bool(self.native.is_made_up(storage)) or is_unfilled(storage)
 
 
 class _Nowhere(io.RawIOBase):
@@ -115,7 +119,7 @@ class _Finder(pickle.Pickler):
         return "storage"
 
 
-def _no_saving(checkpoints: _Checkpoints, patches: Patches, saver: ModuleType) -> None:
+def _no_saving(checkpoints: Checkpoints, patches: Patches, saver: ModuleType) -> None:
     def save(state_dict: Any, storage_writer: Any, *args: Any, **kwargs: Any) -> Any:
         checkpoints.say(
             "torch.distributed.checkpoint writes nothing", getattr(storage_writer, "checkpoint_id", None), True
@@ -133,7 +137,7 @@ def _no_saving(checkpoints: _Checkpoints, patches: Patches, saver: ModuleType) -
     patches.set(saver, "_ProcessBasedAsyncCheckpointExecutor", Executor)
 
 
-def _no_loading(checkpoints: _Checkpoints, patches: Patches, loader: ModuleType) -> None:
+def _no_loading(checkpoints: Checkpoints, patches: Patches, loader: ModuleType) -> None:
     def load(state_dict: Any, storage_reader: Any, *args: Any, **kwargs: Any) -> None:
         checkpoints.say(
             "torch.distributed.checkpoint reads nothing, tensors stay as they are",
@@ -154,7 +158,7 @@ def _no_staging(patches: Patches, staging: ModuleType) -> None:
     patches.set(staging.BlockingAsyncStager, "stage", lambda self, state_dict: state_dict)
 
 
-def _no_safetensors(checkpoints: _Checkpoints, patches: Patches, safetensors: ModuleType) -> None:
+def _no_safetensors(checkpoints: Checkpoints, patches: Patches, safetensors: ModuleType) -> None:
     original = safetensors.save_file
 
     @functools.wraps(original)

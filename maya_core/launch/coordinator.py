@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from maya_core.collectives.stores import LocalKeys
+from maya_core.sockets import folder_for_sockets
 
 Who = tuple[int, int]  # process and thread
 POLLS = 20  # a process that has asked so often for a store key that is not there is waiting for it
@@ -60,7 +61,7 @@ class Coordinator:
     def __init__(self, ranks: tuple[int, ...] = (), on_step: Callable[[int, int], None] | None = None) -> None:
         self._chosen = ranks  # by the user; else rank 0, and whom it meets
         self._on_step = on_step
-        self._folder = tempfile.TemporaryDirectory(prefix="maya-")
+        self._folder = tempfile.TemporaryDirectory(prefix="maya-", dir=folder_for_sockets(), ignore_cleanup_errors=True)
         self.socket = Path(self._folder.name) / "job"
         self._listener = Listener(str(self.socket), family="AF_UNIX", backlog=64)
         self._changed = threading.Condition()

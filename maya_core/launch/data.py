@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -18,62 +19,80 @@ DEEPEST = 4  # levels of lists and dicts in a batch that are looked into
 
 @dataclass
 class _Loader:
-    """One of the program's loaders: its length and replicas, and its batches as (events recorded before it, samples, tokens)."""
+    """One of the program's loaders: its length and replicas, and what was taken from it, as (events recorded before, batches,
+    samples, tokens)."""
 
     length: int | None
     replicas: int | None
-    batches: list[tuple[int, int, int]] = field(default_factory=list)
+    taken: list[tuple[int, int, int, int]] = field(default_factory=list)
 
 
 class DataRecord:
     """Notes every batch that is taken with gradients enabled. Of several loaders the one with most batches that are trained on
-    counts: validation's are not followed by a backward."""
+    counts: validation's are not followed by a backward.
+
+    Frameworks put loaders of their own around torch's, which take batches ahead, join or divide them: their integrations
+    note what the program gets (`note`), and have what goes on inside left out (`within`)."""
 
     def __init__(self, native: ModuleType) -> None:
         self.native = native
+        self._within = 0
         self.restart()
 
     def restart(self) -> None:
-        self._loaders: dict[int, _Loader] = {}  # by the sampler's identity, which outlives an epoch
-        self._kept: list[Any] = []  # so that no other object gets a sampler's identity
+        self._loaders: dict[int, _Loader] = {}  # by the identity of the loader, or its sampler, which outlives an epoch
+        self._kept: list[Any] = []  # so that no other object gets that identity
 
     def put_on(self, patches: Patches) -> None:
         original = dataloader._BaseDataLoaderIter.__next__
 
         def __next__(iterator: Any) -> Any:
             batch = original(iterator)
-            if torch.is_grad_enabled():
-                self._note(iterator, batch)
+            if self._within or not torch.is_grad_enabled():
+                return batch
+            try:
+                size = size_of(batch)
+            except Exception:  # a batch of the user's own kind: nothing of theirs may fail for our counting
+                return batch
+            sampler = getattr(iterator, "_index_sampler", None)
+            self.note(sampler, [size], length_of(sampler), _replicas(sampler))
             return batch
 
         patches.set(dataloader._BaseDataLoaderIter, "__next__", __next__)
 
-    def _note(self, iterator: Any, batch: Any) -> None:
+    @contextmanager
+    def within(self) -> Iterator[None]:
+        """Inside a framework's loader, who notes for itself what it gives."""
+        self._within += 1
         try:
-            samples, tokens = size_of(batch)
-        except Exception:  # a batch of the user's own kind: nothing of theirs may fail for our counting
+            yield
+        finally:
+            self._within -= 1
+
+    def note(
+        self, loader: Any, sizes: list[tuple[int, int]], length: int | None = None, replicas: int | None = None
+    ) -> None:
+        """The program has taken batches of these (samples, tokens) from a loader, and trains on all of them next."""
+        sizes = [size for size in sizes if size[0]]
+        if self._within or not sizes or not torch.is_grad_enabled():
             return
-        if not samples:
-            return
-        sampler = getattr(iterator, "_index_sampler", None)
-        if id(sampler) not in self._loaders:
-            self._kept.append(sampler)
-            self._loaders[id(sampler)] = _Loader(_length(sampler), _replicas(sampler))
-        self._loaders[id(sampler)].batches.append((self.native.event_count(), samples, tokens))
+        if id(loader) not in self._loaders:
+            self._kept.append(loader)
+            self._loaders[id(loader)] = _Loader(length, replicas)
+        samples, tokens = (sum(each) for each in zip(*sizes, strict=True))
+        self._loaders[id(loader)].taken.append((self.native.event_count(), len(sizes), samples, tokens))
 
     def by_step(self, ends: list[int], backward: np.ndarray) -> dict[str, Any]:
         """For the trace: what was trained on between the ends of steps. `ends` and `backward` are numbers of events."""
         best: tuple[float, dict[str, Any]] = (0.0, {"steps": [], "length": None, "replicas": None})
-        every = np.sort(np.array([row[0] for one in self._loaders.values() for row in one.batches], np.int64))
+        every = np.sort(np.array([row[0] for one in self._loaders.values() for row in one.taken], np.int64))
         for loader in self._loaders.values():
-            rows = np.array(loader.batches, np.int64).reshape(-1, 3)
+            rows = np.array(loader.taken, np.int64).reshape(-1, 4)
             # Trained on: there is a backward op before the next batch, of whatever loader, is taken.
             until = np.append(every, np.iinfo(np.int64).max)[np.searchsorted(every, rows[:, 0], side="right")]
             rows = rows[np.searchsorted(backward, rows[:, 0]) < np.searchsorted(backward, until)]
             step = np.searchsorted(np.array(ends, np.int64), rows[:, 0], side="right")
-            totals = [
-                np.bincount(step, weights, len(ends) + 1)[: len(ends)] for weights in (None, rows[:, 1], rows[:, 2])
-            ]
+            totals = [np.bincount(step, rows[:, column], len(ends) + 1)[: len(ends)] for column in (1, 2, 3)]
             steps = [
                 {"batches": int(batches), "samples": int(samples), "tokens": int(tokens)}
                 for batches, samples, tokens in zip(*totals, strict=True)
@@ -83,9 +102,9 @@ class DataRecord:
         return best[1]
 
 
-def _length(sampler: Any) -> int | None:
+def length_of(loader: Any) -> int | None:
     try:
-        return len(sampler)
+        return len(loader)
     except TypeError:  # an endless stream
         return None
 
@@ -97,13 +116,14 @@ def _replicas(sampler: Any) -> int | None:
 
 def size_of(batch: Any) -> tuple[int, int]:
     """(samples, tokens): the first dimension of the first tensor that has one, and the integers of the first table of them."""
-    tensors = list(_tensors(batch, 0))
+    tensors = list(tensors_of(batch))
     samples = next((tensor.shape[0] for tensor in tensors if tensor.dim() > 0), 0)
     tables = [t for t in tensors if t.dim() == 2 and not t.is_floating_point() and t.dtype != torch.bool]
     return int(samples), int(tables[0].numel()) if tables else 0
 
 
-def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
+def tensors_of(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+    """Those in a batch, in its lists and dicts."""
     if isinstance(value, torch.Tensor):
         yield value
     elif depth < DEEPEST:
@@ -111,4 +131,4 @@ def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
             value = list(value.values())
         if isinstance(value, list | tuple):
             for each in value:
-                yield from _tensors(each, depth + 1)
+                yield from tensors_of(each, depth + 1)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import platform
-import traceback
 from collections.abc import Callable
-from dataclasses import replace
-from functools import cached_property
-from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING
+from importlib.metadata import entry_points
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,21 +20,24 @@ from maya_core.collectives.exchange import Exchange
 from maya_core.collectives.record import CollectiveRecord
 from maya_core.collectives.stores import LocalKeys
 from maya_core.device.emulated import EmulatedDevice
-from maya_core.errors import MayaError
-from maya_core.hardware.catalog import DEFAULT_GPU, find_gpu
-from maya_core.launch import checkpoints, spawn
+from maya_core.hardware.catalog import find_gpu
+from maya_core.launch import checkpoints, ground, spawn
 from maya_core.launch.data import DataRecord
+from maya_core.launch.files_read import FilesRead
 from maya_core.launch.link import Link
 from maya_core.launch.modules import ModulePaths
+from maya_core.launch.rerun import OtherRanks, program_again
 from maya_core.launch.settings import Settings
-from maya_core.launch.steps import StepCounter, StopProgram
+from maya_core.launch.steps import StepCounter
+from maya_core.launch.workload import WorkloadRecord
 from maya_core.launch.world import World
+from maya_core.torch_compile import TorchCompile
 from maya_core.trace.job import trace_path
 from maya_core.trace.rank import RankTrace, write_trace
 from maya_core.trace.schema import EVENT, Kind, Phase
 
-if TYPE_CHECKING:
-    from maya_core.report.prediction import Prediction
+# Entry points: functions that are given the emulation, and watch for the framework they know.
+INTEGRATIONS = "maya.integrations"
 
 
 class Emulation:
@@ -46,44 +47,100 @@ class Emulation:
         self.settings = settings
         self.rank = settings.rank
         self.world_size = settings.world_size
-        self.device = EmulatedDevice(find_gpu(settings.gpu), settings.gpus or 1)
+        private = settings.coordinator.parent if settings.coordinator else None
+        self.device = EmulatedDevice(find_gpu(settings.gpu), settings.gpus or 1, private)
         self.modules = ModulePaths(self.device.native)
         self.link = Link(settings.coordinator, frozenset(settings.chosen)) if settings.coordinator else None
         self.steps = StepCounter(self.device.native, settings.steps, on_step or (self.link.step if self.link else None))
         self.data = DataRecord(self.device.native)
         self.collectives = CollectiveRecord()
+        self.ranks_per_node = settings.ranks_per_node or self.device.gpus
         self.exchange = Exchange(
-            self.device.native, self.collectives, self.link, Buffers(self.device.gpu, self.device.gpus)
+            self.device.native, self.collectives, self.link, Buffers(self.device.gpu, self.ranks_per_node)
         )
         self.trace: RankTrace | None = None
         self.forked = False
+        self.others: OtherRanks | None = None
+        self.files = FilesRead() if settings.note_files else None
+        self.log: dict[str, dict[str, Any]] = {}  # the framework's own lines, by name: report/framework_log.py
+        torchs_module_call = torch.nn.Module.__call__
         self.modules.put_on(self.device.patches)
+        self.workload = WorkloadRecord(self.modules.watch)  # before the steps, whose last one is not told to others
+        self.device.patches.on_undo(lambda: self.workload.close())
         self.device.where = self.modules.where
         self.steps.put_on(self.device.patches)
         self.data.put_on(self.device.patches)
         keys = self.link or LocalKeys()
         distributed.put_on(self.device.native, self.exchange, keys, self._join_world, self.device.patches)
-        checkpoints.put_on(self.device.native, self.device.patches)
+        self.checkpoints = checkpoints.put_on(self.device.native, self.device.patches)
+        self.compile = TorchCompile(self.device, torchs_module_call, lambda: self.steps.under_way)
         if self.link is not None:
-            spawn.put_on(self.link, settings, self.device.patches)
+            spawn.put_on(self.link, lambda: self.settings, self.device.patches)
+        self._keep_as_found()
+        for integration in entry_points(group=INTEGRATIONS):
+            put_on = integration.load()
+            self.device.pass_over(os.path.dirname(inspect.getfile(put_on)))
+            put_on(self)
         if self.rank is not None:
             self._join_world(self.rank, self.world_size)
         self.device.native.start_recording()
+
+    def _keep_as_found(self) -> None:
+        """What frameworks set for a job and leave behind: afterwards it is as it was before."""
+        patches = self.device.patches
+        patches.on_undo(functools.partial(torch.set_num_threads, torch.get_num_threads()))
+        for name in (*World(1, 2).environment(0), "NODE_RANK", "CUDA_DEVICE_ORDER", "CUBLAS_WORKSPACE_CONFIG"):
+            patches.keep(os.environ, name)
+
+    def grow(self, gpus: int) -> None:
+        """The node has so many GPUs, as the program now tells."""
+        self.device.grow(gpus)
+        self._place(self.device.gpus)
+
+    def _place(self, ranks_per_node: int) -> None:
+        self.ranks_per_node = ranks_per_node
+        self.exchange.buffers = Buffers(self.device.gpu, ranks_per_node)
+
+    def become_world(self, world: World) -> None:
+        """The program asks for that world, and nobody has started it: this process becomes rank 0, with the environment
+        torchrun would give it. Other ranks that turn out to be needed run the same program."""
+        self.grow(world.ranks_per_node)
+        if world.size == 1:
+            return
+        self._place(world.ranks_per_node)
+        for name, value in world.environment(0).items():
+            self.device.patches.put(os.environ, name, value)
+        self._join_world(0, world.size)
+        command = program_again()
+        if self.link is not None and command is not None:
+            self.others = OtherRanks(self.link, self.settings, world, command)
 
     def _join_world(self, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
         if self.link is not None:
             self.link.rank(rank)
 
-    def go_on_in_fork(self) -> None:
+    def go_on_in_fork(self, settings: Settings) -> None:
         """This process is a fork of the emulated one: a rank of its own, with a record of its own."""
         self.forked = True
+        self.settings = settings
+        if settings.note_files and self.files is None:
+            self.files = FilesRead()
         self.rank = None
+        self.steps.limit = settings.steps
         self.steps.restart()
         self.data.restart()
+        self.workload.close()
+        self.workload = WorkloadRecord(self.modules.watch)
         self.collectives.clear()
+        self.device.native.forget_collective_calls()
         if self.link is not None:
-            self.link.reconnect()
+            self.link.reconnect(settings.coordinator, frozenset(settings.chosen))
+            self.steps.on_step = self.link.step
+        if settings.rank is not None:  # of another job than the process that was forked
+            self.world_size = settings.world_size
+            self._place(settings.ranks_per_node or self.device.gpus)
+            self._join_world(settings.rank, settings.world_size)
         self.device.native.start_recording()
 
     def finish(self, ended: str = "completed") -> RankTrace:
@@ -110,6 +167,7 @@ class Emulation:
                 "python": platform.python_version(),
                 "gpu": gpu.name,
                 "gpus": self.device.gpus,
+                "ranks_per_node": self.ranks_per_node,
                 "gpu_memory_bytes": gpu.memory_bytes,
                 "outside_allocator_bytes": gpu.outside_bytes,
                 "nccl_bytes": self.exchange.buffer_bytes,
@@ -119,9 +177,14 @@ class Emulation:
                 "steps": len(self.steps.ends),
                 "alloc_retries": [s["num_alloc_retries"] for s in stats],
                 "stand_ins": self.exchange.stand_ins,
+                "assumed_ranks": sorted(self.exchange.assumed),
                 "hung": hung,
                 "data": self.data.by_step(self.steps.ends, backward),
                 "idle_optimizers": self.steps.idle,
+                "workload": self.workload.found(),
+                "log": self.log,
+                "files": self.files.found() if self.files is not None else [],
+                "compiled": self.compile.record.found(),
             },
             events=events,
             signatures=self.device.planner.signatures,
@@ -129,7 +192,7 @@ class Emulation:
             streams=native.streams(),
             communicators=self.collectives.communicators,
             calls=self.collectives.calls,
-            sites=self.collectives.sites,
+            sites=[ground.below(site) for site in self.collectives.sites],
             lines=native.lines(),
         )
         if not self.forked:  # a fork is about to end, and has no threads to undo things with
@@ -140,6 +203,9 @@ class Emulation:
         ):
             self.settings.out.mkdir(parents=True, exist_ok=True)
             write_trace(trace_path(self.settings.out, self.rank or 0), self.trace)
+        if self.others is not None and self.link is not None:
+            self.link.idle(True)
+            self.others.wait()
         return self.trace
 
 
@@ -152,88 +218,3 @@ def _with_step_ends(events: np.ndarray, ends: list[int], cut: bool) -> np.ndarra
         marks[name] = [events[name][end - 1] if end else 0 for end in ends]
     marked = np.insert(events, ends, marks)
     return marked[: ends[-1] + len(ends)] if cut and ends else marked
-
-
-class emulate:
-    """Runs a block of code on emulated GPUs, in this process:
-
-        with maya_core.emulate("h100") as job:
-            train()
-        print(job.prediction)
-
-    `gpus` of a node are there. With `nodes`, the block is rank `rank` of a world with one rank per GPU, and finds the
-    environment torchrun would give it. `steps` ends the block after that many optimizer steps; `out` is a folder for
-    the trace.
-    """
-
-    def __init__(
-        self,
-        gpu: str = DEFAULT_GPU,
-        *,
-        gpus: int = 1,
-        nodes: int | None = None,
-        rank: int = 0,
-        steps: int | None = None,
-        out: str | Path | None = None,
-    ) -> None:
-        find_gpu(gpu)
-        world = World(nodes or 1, gpus if nodes else 1)
-        if not 0 <= rank < world.size:
-            raise MayaError(
-                f"rank={rank}: the world has {world.size} ranks.", "Give nodes=, gpus= and a rank of theirs."
-            )
-        if gpus < 1 or gpus > 64:
-            raise MayaError(
-                f"gpus={gpus} cannot be emulated in one process.", "Give a number from 1 to 64: the GPUs of one node."
-            )
-        self._settings = Settings(
-            gpu=gpu,
-            gpus=gpus,
-            steps=steps,
-            out=None if out is None else Path(out),
-            rank=rank,
-            world_size=world.size,
-        )
-        self._environment = world.environment(rank) if nodes else {}
-        self._emulation: Emulation | None = None
-
-    def __enter__(self) -> emulate:
-        self._emulation = Emulation(self._settings)
-        for name, value in self._environment.items():
-            self._emulation.device.patches.put(os.environ, name, value)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> bool:
-        assert self._emulation is not None
-        stopped = isinstance(error, StopProgram)
-        if (
-            stopped
-        ):  # what the program held goes while there is a device to give it back to, not with the traceback later
-            traceback.clear_frames(where)
-        self._emulation.finish("completed" if error is None else "stopped" if stopped else "failed")
-        return stopped
-
-    @property
-    def trace(self) -> RankTrace:
-        """What was asked of the device; there once the block has ended."""
-        if self._emulation is None or self._emulation.trace is None:
-            raise MayaError("the emulation has not ended yet.", "Read `trace` and `prediction` after the `with` block.")
-        return self._emulation.trace
-
-    @cached_property
-    def prediction(self) -> Prediction:
-        """Step time, throughput, memory, cost. A block is one rank: others are taken to run in lockstep with it."""
-        from maya_core.hardware.cluster import cluster
-        from maya_core.report.analysis import Options
-        from maya_core.report.predict import predict
-        from maya_core.trace.job import collate
-        from maya_core.trace.memory import devices_used
-
-        job = collate([self.trace])
-        world = job.world_size if job.world_size > 1 else max(1, len(devices_used(self.trace)))
-        per_node = min(world, self._settings.gpus or 1)
-        job = replace(job, world_size=world, gpus_per_node=per_node, nodes=-(-world // per_node))
-        machine = cluster(self.trace.meta["gpu"], job.gpus_per_node, job.nodes)
-        return predict(job, machine, Options().calibrated(machine.gpu))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 from contextlib import suppress
@@ -28,13 +29,22 @@ class Link:
         self.socket = socket
         self.chosen = chosen
         self.hung = ""  # why, if this rank would wait for ever
+        self._closed = False
         self.reconnect()
 
-    def reconnect(self) -> None:
-        """Connects this process; a fork is another process than its parent."""
+    def close(self) -> None:
+        """Leaves the job, and lives on."""
+        self._closed = True
+        self._main.close()
+        self._own = threading.local()
+
+    def reconnect(self, socket: Path | None = None, chosen: frozenset[int] | None = None) -> None:
+        """Connects this process; a fork is another process than its parent, and may be of another job."""
+        self.socket = socket or self.socket
+        self.chosen = self.chosen if chosen is None else chosen
         self._own = threading.local()
         self._process = os.getpid()
-        self._main = self._connect(main=True)
+        self._main: Connection = self._connect(main=True)
         threading.Thread(target=self._die_with_parent, daemon=True).start()
 
     # ---- Peers ----
@@ -129,6 +139,9 @@ class Link:
     def _die_with_parent(self) -> None:
         with suppress(EOFError, OSError):
             self._main.recv()
+        if self._closed:
+            return
+        shutil.rmtree(self.socket.parent, ignore_errors=True)  # the coordinator may have been killed
         if os.getpgrp() == self._process:  # a rank has a group of its own, with its data loaders' workers
             os.killpg(self._process, signal.SIGKILL)
         os.kill(self._process, signal.SIGKILL)

@@ -6,27 +6,35 @@ import atexit
 import os
 import sys
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from maya_core.launch.settings import VARIABLE, Settings
+
+if TYPE_CHECKING:
+    from maya_core.launch.emulation import Emulation
 
 
 class EmulatedProcess:
     """The emulation of this process, and how its program ends."""
 
     def __init__(self, settings: Settings) -> None:
+        from maya_core.launch import gpu_only, host_weights
         from maya_core.launch.emulation import Emulation
-        from maya_core.launch.progress import show_progress
+        from maya_core.launch.progress import say, show_progress
 
         self.owner = os.getpid()
         self.failed = False
         # A job's progress is shown by the command that started it.
         on_step = show_progress(settings.steps) if settings.rank is None else None
         self.emulation = Emulation(settings, on_step)
+        host_weights.put_on(self.emulation.device.patches)
         excepthook = sys.excepthook
 
         def note_failure(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
             self.failed = True
             excepthook(kind, error, where)
+            if told := gpu_only.advice(error):
+                say(told)
 
         sys.excepthook = note_failure
         atexit.register(self.finish)
@@ -45,6 +53,11 @@ def emulate_this_process() -> None:
     in_this_process(Settings.model_validate_json(os.environ.pop(VARIABLE)))
 
 
+def emulation_here() -> Emulation | None:
+    """The emulation that this process has had from its start, if it was started so."""
+    return _this.emulation if _this is not None and _this.owner == os.getpid() else None
+
+
 def in_this_process(settings: Settings) -> EmulatedProcess:
     """This process's emulation: the one there is, or one started now. A fork gets its own."""
     global _this
@@ -54,7 +67,7 @@ def in_this_process(settings: Settings) -> EmulatedProcess:
         return _this
     if _this is not None:
         _this.owner = os.getpid()
-        _this.emulation.go_on_in_fork()
+        _this.emulation.go_on_in_fork(settings)
         return _this
     try:
         _this = EmulatedProcess(settings)

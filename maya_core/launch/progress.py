@@ -1,4 +1,4 @@
-"""How far the emulation is, on terminals only."""
+"""What the user is told while the emulation runs; how far it is, on terminals only."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from collections.abc import Callable
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+
+def say(what: str) -> None:
+    """One line to the user, on stderr: stdout is the program's."""
+    print(f"maya: {what}", file=sys.stderr, flush=True)
 
 
 def show_progress(limit: int | None) -> Callable[[int], None] | None:

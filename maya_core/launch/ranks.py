@@ -10,26 +10,77 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import IO
 
 from maya_core.errors import MayaError
+from maya_core.launch.ground import ForkedRank, Ground
 from maya_core.launch.link import Link
+from maya_core.launch.settings import VARIABLE, Settings
+from maya_core.launch.world import World
 
 POLL_S = 0.02
 GRACE_S = 5.0
 
-Start = Callable[[int], "subprocess.Popen[bytes]"]
+RankProcess = subprocess.Popen[bytes] | ForkedRank
+Start = Callable[[int], RankProcess]
+
+
+@dataclass(frozen=True)
+class Within:
+    """What a job that is one of many is run in: its own part of the environment, files for its output, a process to fork ranks from."""
+
+    environment: dict[str, str] = field(default_factory=dict)
+    output: tuple[IO[bytes], IO[bytes]] | None = None
+    ground: Ground | None = None
 
 
 def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def run_ranks(link: Link, world_size: int, start: Start) -> int:
-    """Runs the ranks that must be, and those that they turn out to need. The exit code of the first that failed, or 0."""
-    link.idle(True)
+def start_rank(
+    command: list[str],
+    settings: Settings,
+    world: World,
+    rank: int,
+    environment: dict[str, str],
+    apart: bool,
+    files: tuple[IO[bytes], IO[bytes]] | None = None,
+    ground: Ground | None = None,
+) -> RankProcess:
+    """A process of the world, with what a launcher tells it in its environment. Its output is read here if it is to be kept `apart`, or goes
+    into `files`. With a `ground` it is forked from that, where it can be."""
+    told = settings.model_copy(
+        update={
+            "rank": rank,
+            "world_size": world.size,
+            "ranks_per_node": world.ranks_per_node,
+            "gpus": max(settings.gpus or 1, world.ranks_per_node),
+        }
+    )
+    environment = {**environment, VARIABLE: told.model_dump_json()}
+    if ground is not None and (apart or files is not None):
+        forked = ground.start(command, environment, (files[0].fileno(), files[1].fileno()) if files else None)
+        if forked is not None:
+            return forked
+    output = subprocess.PIPE if apart else None
+    out, err = files or (output, output)
+    return subprocess.Popen(
+        command,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=err,
+        start_new_session=True,
+    )
+
+
+def run_ranks(link: Link, world_size: int, start: Start, done: Callable[[], bool] = lambda: True) -> int:
+    """Runs the ranks that must be, and those that they turn out to need, until `done` says that nobody can need more. The
+    exit code of the first that failed, or 0."""
     link.world(world_size)
-    running: dict[int, subprocess.Popen[bytes]] = {}
+    running: dict[int, RankProcess] = {}
     forwarders: list[threading.Thread] = []
     exit_code = 0
     try:
@@ -51,7 +102,7 @@ def run_ranks(link: Link, world_size: int, start: Start) -> int:
                 if code and not exit_code:
                     exit_code = code
                     link.drop_queued()
-            if not running and not more:
+            if not running and not more and done() and not link.next_rank(0)[1]:
                 return exit_code
             time.sleep(POLL_S)
     finally:
@@ -60,7 +111,7 @@ def run_ranks(link: Link, world_size: int, start: Start) -> int:
             forwarder.join(timeout=GRACE_S)
 
 
-def end_all(running: dict[int, subprocess.Popen[bytes]]) -> None:
+def end_all(running: dict[int, RankProcess]) -> None:
     """Asks the processes left to end, and those that do not, no longer."""
     for sent in (signal.SIGTERM, signal.SIGKILL):
         for process in running.values():
@@ -72,7 +123,7 @@ def end_all(running: dict[int, subprocess.Popen[bytes]]) -> None:
                 process.wait(timeout=max(0.0, deadline - time.monotonic()))
 
 
-def _end_children_of(process: subprocess.Popen[bytes]) -> None:
+def _end_children_of(process: RankProcess) -> None:
     """What a rank has left behind: data loaders' workers, if it was killed."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -85,7 +136,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _forward(rank: int, process: subprocess.Popen[bytes]) -> list[threading.Thread]:
+def _forward(rank: int, process: RankProcess) -> list[threading.Thread]:
     """Passes a rank's output on, marked with its rank; rank 0 speaks for itself."""
     threads = []
     for source, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):

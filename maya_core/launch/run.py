@@ -18,11 +18,13 @@ from maya_core.launch import torchrun
 from maya_core.launch.coordinator import Coordinator
 from maya_core.launch.link import Link
 from maya_core.launch.progress import JobProgress
+from maya_core.launch.ranks import RankProcess, Within
 from maya_core.launch.settings import VARIABLE, Settings
+from maya_core.launch.signals import ended_by_signal
 from maya_core.launch.world import World
+from maya_core.predictor.attention_kind import DEFAULT_ATTENTION
 from maya_core.report.files import is_made
-from maya_core.trace.job import JobTrace, collate, write_manifest
-from maya_core.trace.rank import read_trace
+from maya_core.trace.job import JobTrace, collate, read_traces, write_manifest
 
 
 @dataclass(frozen=True)
@@ -45,23 +47,28 @@ def run_command(
     out: Path,
     node: str | None = None,
     network: str | None = None,
+    attention: str = DEFAULT_ATTENTION,
+    host: str = "modelled",
     check: Callable[[World], object] = lambda _: None,
+    within: Within | None = None,
 ) -> Run:
     """Runs the command to its end, or to the end of its last emulated step. `ranks`: () for those needed, None for all.
-    `node` and `network` are noted for the prediction; `check` may refuse its world before anything is run."""
+    `node` and `network` are noted for the prediction, and told with `attention` and `host` to programs that make predictions themselves;
+    `check` may refuse its world before anything is run. `within` says how a job that is one of many is run."""
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
         raise MayaError(
             "TORCH_DEVICE_BACKEND_AUTOLOAD=0 is set: torch would not load the emulated device.",
             "Unset it and run again.",
         )
-    args = torchrun.parse(command) if nodes is None else torchrun.parse(_as_torchrun(command, nodes, gpus or 1))
-    program = shutil.which(command[0])
+    starts_ranks = nodes is None or launcher_in(command) is not None
+    args = torchrun.parse(command if starts_ranks else _as_torchrun(command, nodes or 1, gpus or 1))
+    program = find_program(command[0])
     if args is None and program is None:
         raise MayaError(
             f"command not found: '{command[0]}'.",
             "Give the command as you would type it, after `--`: maya run -- python train.py",
         )
-    world = torchrun.world_of(args, gpus) if args is not None else World(1, gpus or 1)
+    world = torchrun.world_of(args, gpus) if args is not None else World(nodes or 1, gpus or 1)
     chosen = tuple(range(world.size)) if ranks is None else ranks
     if wrong := [rank for rank in chosen if rank >= world.size]:
         raise MayaError(
@@ -69,22 +76,52 @@ def run_command(
             "Ranks are counted over all nodes.",
         )
     check(world)
-    _check_out(out)
+    check_out(out)
     native()  # compile here, once, where its message is seen
     out.mkdir(parents=True, exist_ok=True)
-    with JobProgress(steps) as progress, Coordinator(chosen, progress.step) as coordinator:
+    with ended_by_signal(), JobProgress(steps) as progress, Coordinator(chosen, progress.step) as coordinator:
         settings = Settings(
-            gpu=gpu, gpus=gpus, steps=steps, out=out.resolve(), rank=None, chosen=chosen, coordinator=coordinator.socket
+            gpu=gpu,
+            gpus=gpus,
+            nodes=nodes,
+            steps=steps,
+            out=out.resolve(),
+            rank=None,
+            chosen=chosen,
+            coordinator=coordinator.socket,
+            note_files=within is not None,
+            node=node,
+            network=network,
+            attention=attention,
+            host=host,
         )
         if args is not None:
-            exit_code = torchrun.launch(args, Link(coordinator.socket, frozenset(chosen)), settings)
+            exit_code = torchrun.launch(args, Link(coordinator.socket, frozenset(chosen)), settings, within)
         else:
-            exit_code = _run_program([program or command[0], *command[1:]], settings)
-    job = _collect(out, world)
+            exit_code = _run_program([program or command[0], *command[1:]], settings, within or Within())
+    job = collect(out, world)
     if job is not None:
         job = replace(job, command=without_secrets(command), node=node, network=network)
         write_manifest(out, job)
     return Run(exit_code, job, out)
+
+
+# Launchers whose integration tells them of the cluster (Settings.nodes): as many of them as ranks would be too many.
+LAUNCHERS = ("accelerate", "accelerate-launch", "accelerate.commands.launch", "deepspeed")
+
+
+def launcher_in(command: list[str]) -> str | None:
+    """Which of the launchers a command calls: itself, or by Python."""
+    words = command
+    if Path(words[0]).name.startswith("python"):
+        words = [word for word in words[1:4] if word not in ("-u", "-B", "-O", "-m")]
+    name = Path(words[0]).name if words else ""
+    return name if name in LAUNCHERS else None
+
+
+def find_program(name: str) -> str | None:
+    """Where the command is; a console script of this very environment is found even if that is not activated."""
+    return shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
 
 
 def _as_torchrun(command: list[str], nodes: int, gpus: int) -> list[str]:
@@ -99,10 +136,15 @@ def _as_torchrun(command: list[str], nodes: int, gpus: int) -> list[str]:
     return command
 
 
-def _run_program(command: list[str], settings: Settings) -> int:
+def _run_program(command: list[str], settings: Settings, within: Within) -> int:
     """Runs a command that is one process, or starts its ranks itself."""
-    environment = {**os.environ, VARIABLE: settings.model_dump_json()}
-    child = subprocess.Popen(command, env=environment)
+    environment = {**within.environment, VARIABLE: settings.model_dump_json()}
+    child: RankProcess | None = None
+    out, err = within.output or (None, None)
+    if within.ground is not None and out is not None and err is not None:
+        child = within.ground.start(command, environment, (out.fileno(), err.fileno()))
+    if child is None:
+        child = subprocess.Popen(command, env={**os.environ, **environment}, stdout=out, stderr=err)
     try:
         exit_code = child.wait()
     except KeyboardInterrupt:
@@ -111,14 +153,14 @@ def _run_program(command: list[str], settings: Settings) -> int:
     return exit_code if exit_code >= 0 else 128 - exit_code
 
 
-def _collect(out: Path, world: World) -> JobTrace | None:
+def collect(out: Path, world: World) -> JobTrace | None:
     """The traces of a run that has come to its end."""
-    traces = [read_trace(path) for path in sorted(out.glob("rank-*.trace"))]
+    traces = read_traces(out)
     if not traces:
         return None
     joined = max(trace.meta["world_size"] for trace in traces)
     world_size = joined if joined > 1 else world.size
-    per_node = min(world_size, max(trace.meta["gpus"] for trace in traces))
+    per_node = min(world_size, max(trace.meta["ranks_per_node" if joined > 1 else "gpus"] for trace in traces))
     return replace(collate(traces), world_size=world_size, nodes=-(-world_size // per_node), gpus_per_node=per_node)
 
 
@@ -143,7 +185,7 @@ def without_secrets(command: list[str]) -> tuple[str, ...]:
     return tuple(shown)
 
 
-def _check_out(out: Path) -> None:
+def check_out(out: Path) -> None:
     """An earlier run's folder is replaced, anything else of the user's never."""
     if not out.exists():
         return

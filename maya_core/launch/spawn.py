@@ -20,10 +20,10 @@ from maya_core.launch.ranks import POLL_S, cores
 from maya_core.launch.settings import VARIABLE, Settings
 
 
-def put_on(link: Link, settings: Settings, patches: Patches) -> None:
-    child = settings.model_copy(update={"rank": None})
+def put_on(link: Link, settings: Callable[[], Settings], patches: Patches) -> None:
+    """`settings` are asked for when ranks are started: a forked process has its own."""
     process = multiprocessing.process.BaseProcess
-    patches.set(process, "start", _emulating_children(process.start, child))
+    patches.set(process, "start", _emulating_children(process.start, settings))
     patches.set(process, "join", _idle_while(process.join, link))
     spawn = sys.modules["torch.multiprocessing.spawn"]
     start_processes = functools.partial(_start_needed, torch_mp.start_processes, link)
@@ -34,13 +34,14 @@ def put_on(link: Link, settings: Settings, patches: Patches) -> None:
     patches.set(torch.distributed.run, "run", functools.partial(_run_torchrun, link, settings))
 
 
-def _emulating_children(original: Callable[..., None], settings: Settings) -> Callable[..., None]:
+def _emulating_children(original: Callable[..., None], settings: Callable[[], Settings]) -> Callable[..., None]:
     @functools.wraps(original)
     def start(self: Any) -> None:
         if self.daemon:  # a data loader's worker, or a helper
             return original(self)
-        self._target = EmulatedTarget(self._target, settings)
-        os.environ[VARIABLE] = settings.model_dump_json()
+        child = settings().model_copy(update={"rank": None})
+        self._target = EmulatedTarget(self._target, child)
+        os.environ[VARIABLE] = child.model_dump_json()
         try:
             original(self)
         finally:
@@ -156,8 +157,8 @@ def _start_needed(
     return None
 
 
-def _run_torchrun(link: Link, settings: Settings, args: Any) -> None:
+def _run_torchrun(link: Link, settings: Callable[[], Settings], args: Any) -> None:
     from maya_core.launch import torchrun
 
-    if code := torchrun.launch(args, link, settings):
+    if code := torchrun.launch(args, link, settings()):
         raise SystemExit(code)

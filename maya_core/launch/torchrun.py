@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -12,9 +11,10 @@ from pathlib import Path
 from torch.distributed.run import get_use_env, parse_min_max_nnodes
 
 from maya_core.errors import MayaError
+from maya_core.launch.ground import Ground
 from maya_core.launch.link import Link
-from maya_core.launch.ranks import run_ranks
-from maya_core.launch.settings import VARIABLE, Settings
+from maya_core.launch.ranks import RankProcess, Within, run_ranks, start_rank
+from maya_core.launch.settings import Settings
 from maya_core.launch.world import World
 
 
@@ -93,25 +93,21 @@ def rank_environment(args: Namespace, world: World, rank: int) -> dict[str, str]
     }
 
 
-def launch(args: Namespace, link: Link, settings: Settings) -> int:
+def launch(args: Namespace, link: Link, settings: Settings, within: Within | None = None) -> int:
     """Runs the ranks of a torchrun command. The exit code of the first that failed, or 0."""
+    within = within or Within()
     world = world_of(args, settings.gpus)
     program_of(args, 0)  # a wrong one is said now
 
-    def start(rank: int) -> subprocess.Popen[bytes]:
-        environment = rank_environment(args, world, rank)
-        told = settings.model_copy(
-            update={"rank": rank, "world_size": world.size, "gpus": max(settings.gpus or 1, world.ranks_per_node)}
-        )
+    def start(rank: int) -> RankProcess:
         # A progress bar shares the terminal with rank 0's output, so both must come from here.
-        inherited = rank == 0 and not sys.stderr.isatty()
-        return subprocess.Popen(
-            program_of(args, rank % world.ranks_per_node),
-            env={**os.environ, **environment, VARIABLE: told.model_dump_json()},
-            stdin=subprocess.DEVNULL,
-            stdout=None if inherited else subprocess.PIPE,
-            stderr=None if inherited else subprocess.PIPE,
-            start_new_session=True,
-        )
+        apart = rank != 0 or sys.stderr.isatty()
+        program = program_of(args, rank % world.ranks_per_node)
+        environment = {**within.environment, **rank_environment(args, world, rank)}
+        # The first rank of a job runs while the process that the others are forked from starts.
+        warm = within.ground or (ground if rank else None)
+        return start_rank(program, settings, world, rank, environment, apart, within.output, warm)
 
-    return run_ranks(link, world.size, start)
+    link.idle(True)
+    with Ground() as ground:
+        return run_ranks(link, world.size, start)

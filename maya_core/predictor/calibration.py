@@ -13,6 +13,7 @@ import hashlib
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -32,6 +33,9 @@ from maya_core.predictor.profile import SHIPPED, first_line, user_folder
 STEEPEST = 0.5
 
 
+NO_CALIBRATION = "none"
+
+
 class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
@@ -39,7 +43,7 @@ class Strict(BaseModel):
 class Origin(Strict):
     """Where measurements came from."""
 
-    kind: Literal["kineto", "nccl-tests", "measure"]
+    kind: Literal["kineto", "nccl-tests", "measure", "mlflow"]
     name: str  # of the file, or of the device
     note: str = ""
 
@@ -131,6 +135,33 @@ class Collective(Strict):
     samples: PositiveInt
 
 
+class RunFactors(Strict):
+    """Factors on whole classes of work, by which predictions of whole steps agree with actual runs. They come on top of all else."""
+
+    compute: PositiveFloat = 1.0  # on kernels that multiply: products, attention, convolutions, recurrent layers
+    memory: PositiveFloat = 1.0  # on all others, and copies
+    network: PositiveFloat = 1.0  # on collectives, of clusters with that network
+    network_name: str = ""
+    host: PositiveFloat = 1.0  # on the host's time
+    fitted: list[str]  # which of them the runs support; the others are 1, or go with these
+    runs: PositiveInt  # distinct jobs
+    experiment: str
+    before_pct: float  # median error of step time without them
+    after_pct: float  # and with them, each run predicted by the others
+    shipped: str  # which predictions they are ratios to
+
+    def of_family(self, family: str) -> float:
+        return self.compute if family in COMPUTE_FAMILIES else self.memory
+
+    def __str__(self) -> str:
+        factors = ", ".join(f"{name} x{getattr(self, name):.3g}" for name in CLASSES if getattr(self, name) != 1.0)
+        return f"{self.runs} runs of '{self.experiment}' ({factors or 'no factors'})"
+
+
+CLASSES = ("compute", "memory", "network", "host")
+COMPUTE_FAMILIES = ("gemm", "grouped_gemm", "attention", "convolution", "recurrent")
+
+
 class Calibration(Strict):
     format: Literal["maya-calibration"] = "maya-calibration"
     version: Literal[1] = 1
@@ -144,6 +175,7 @@ class Calibration(Strict):
     unused: list[Unused] = []
     checks: list[Check] = []
     collectives: list[Collective] = []
+    runs: RunFactors | None = None
 
     @functools.cached_property
     def seconds_of(self) -> dict[Kernel, float]:
@@ -176,6 +208,18 @@ def apply(calibration: Calibration, kernels: Sequence[Kernel], durations: Durati
     """
     if not len(durations):
         return durations
+    if calibration.runs is not None:
+        return _scaled(_corrected(calibration, kernels, durations), kernels, calibration.runs)
+    return _corrected(calibration, kernels, durations)
+
+
+def _scaled(durations: Durations, kernels: Sequence[Kernel], runs: RunFactors) -> Durations:
+    """How a duration is known stays what it was: the factors are of whole steps."""
+    factors = np.array([runs.of_family(kernel.family) for kernel in kernels])
+    return replace(durations, seconds=durations.seconds * factors)
+
+
+def _corrected(calibration: Calibration, kernels: Sequence[Kernel], durations: Durations) -> Durations:
     seconds, provenance = durations.seconds.copy(), durations.provenance.copy()
     profile, own = durations.profile.copy(), len(durations.profiles)
     groups: dict[tuple[str, str], list[int]] = {}
@@ -210,6 +254,21 @@ def apply_collectives(
 
     Between measured sizes time is read off the measurements; below and above them the prediction is scaled to join on.
     """
+    found = _measured_collectives(calibration, op, nbytes, placement, cluster, durations)
+    runs = calibration.runs
+    if runs is None or runs.network_name != cluster.network.name:
+        return found
+    return replace(found, seconds=found.seconds * runs.network)
+
+
+def _measured_collectives(
+    calibration: Calibration,
+    op: str,
+    nbytes: Sequence[float] | np.ndarray,
+    placement: Placement,
+    cluster: Cluster,
+    durations: Durations,
+) -> Durations:
     if not placement.even or island_size(cluster) != cluster.gpus_per_node:
         return durations
     network = cluster.network.name if placement.islands > 1 else ""
@@ -274,9 +333,21 @@ def calibrations(gpu: Gpu | str | None = None) -> list[Calibration]:
     return sorted(mine, key=lambda each: each.created, reverse=True)
 
 
-def load_calibration(gpu: Gpu | str) -> Calibration | None:
-    """The user's newest calibration of that very GPU, or None. Factors are made anew if Maya's own predictions changed."""
+def load_calibration(gpu: Gpu | str, name: str | None = None) -> Calibration | None:
+    """The user's newest calibration of that very GPU, or None; with a name, that one ('none': none). Factors are made anew if Maya's own
+    predictions changed."""
+    if name == NO_CALIBRATION:
+        return None
     found = calibrations(gpu)
+    if name is not None:
+        named = [each for each in found if each.name == name]
+        if not named:
+            known = ", ".join(each.name for each in found) or "none"
+            raise MayaError(
+                f"there is no calibration '{name}' of {gpu if isinstance(gpu, str) else gpu.name} in {user_folder()}.",
+                f"There are: {known}.",
+            )
+        found = named
     if not found:
         return None
     newest = found[0]

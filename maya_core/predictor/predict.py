@@ -13,7 +13,7 @@ import numpy as np
 from maya_core.device.kernels.call import Signature
 from maya_core.hardware.catalog import Gpu
 from maya_core.hardware.cluster import Cluster
-from maya_core.predictor import collectives, copies, memory, recurrent
+from maya_core.predictor import collectives, copies, memory, recurrent, templates
 from maya_core.predictor.attention import Attention
 from maya_core.predictor.attention_kind import DEFAULT_ATTENTION, SLOWER_THAN_FLASH2, check_attention
 from maya_core.predictor.collectives import buffer_bytes
@@ -60,7 +60,7 @@ SLOWER_THAN_FLASH = {"efficient_forward": 1.6, "efficient_backward": 2.0}
 GROUPED_SLOWER = {10: (1.2, 1.3, 1.57, 1.3), 12: (1.2, 1.3, 1.57, 1.3)}  # by compute capability
 # An A100 of 300 W takes 1.16 times as long as one of 400 W for the same products under load: the root of the ratio.
 POWER_EXPONENT = 0.5
-POWER_BOUND = ("gemm", "grouped_gemm", "attention", "convolution", "recurrent")
+POWER_BOUND = ("gemm", "grouped_gemm", "triton_gemm", "attention", "triton_attention", "convolution", "recurrent")
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,9 @@ class Predictor:
             "convolution": self._convolution,
             "recurrent": self._recurrent,
             "memory": lambda model, sizes: memory.predict(gpu, model, sizes),
+            "triton": lambda model, sizes: _at_best(memory.predict(gpu, model, sizes), Provenance.EXTRAPOLATED),
+            "triton_gemm": self._triton_gemm,
+            "triton_attention": self._triton_attention,
             "copy": lambda model, sizes: copies.predict(gpu, model, sizes),
             "included": lambda _, sizes: Durations.of(
                 np.zeros(len(sizes)), Provenance.INTERPOLATED, "with another kernel"
@@ -218,6 +221,17 @@ class Predictor:
         slower = np.array(GROUPED_SLOWER.get(self.gpu.compute_capability[0], (1.0,) * 4))[sizes[:, 4].astype(int)]
         return Durations(found.seconds * slower, np.maximum(found.provenance, Provenance.EXTRAPOLATED), found.profile, found.profiles)  # fmt: skip
 
+    def _triton_gemm(self, dtype: str, sizes: np.ndarray) -> Durations:
+        """As the libraries' product of that size, slowed by what Triton's compiler and this tile cost."""
+        return _at_best(
+            templates.gemm(self.gpu, self._gemm(dtype, sizes[:, :5]), dtype, sizes), Provenance.EXTRAPOLATED
+        )
+
+    def _triton_attention(self, model: str, sizes: np.ndarray) -> Durations:
+        found = self._attention(model, sizes[:, :10])
+        seconds = found.seconds * templates.ATTENTION_SLOWER[model.endswith("backward")] * sizes[:, 10]
+        return _at_best(Durations(seconds, found.provenance, found.profile, found.profiles), Provenance.EXTRAPOLATED)
+
     def _attention(self, kernel: str, sizes: np.ndarray) -> Durations:
         found = self._find("attention", ATTENTION_MODELS[kernel])
         item = sizes[:, 9]
@@ -277,6 +291,11 @@ class Predictor:
 
     def _bound(self, dtype: str, flops: np.ndarray) -> Durations:
         return Durations.of(flops / peak_flops(self.gpu, dtype), Provenance.BOUND, "data sheet")
+
+
+def _at_best(found: Durations, known: Provenance) -> Durations:
+    """As known, but no surer than that."""
+    return Durations(found.seconds, np.maximum(found.provenance, known), found.profile, found.profiles)
 
 
 def _known(seconds: np.ndarray, inside: np.ndarray, found: Found) -> Durations:

@@ -31,9 +31,14 @@ class Options:
     burst: bool = False
     calibration: Calibration | None = None
 
-    def calibrated(self, gpu: Gpu) -> Options:
-        """With the user's own measurements of this GPU, if there are any."""
-        return replace(self, calibration=load_calibration(gpu))
+    def calibrated(self, gpu: Gpu, name: str | None = None) -> Options:
+        """With the user's own measurements of this GPU, if there are any: the newest, or those of that name."""
+        return replace(self, calibration=load_calibration(gpu, name))
+
+    @property
+    def host_factor(self) -> float:
+        """How much longer the host takes than it is taken to, by actual runs."""
+        return self.calibration.runs.host if self.calibration is not None and self.calibration.runs is not None else 1.0
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,7 @@ def analyse(
         progress(f"pricing kernels, rank {number} of {len(job.ranks)}")
         durations[rank] = durations_of(trace, cluster, predictor)
     progress("simulating")
-    timeline = None if hangs else simulate(job, durations, cluster, host=options.host)
+    timeline = None if hangs else simulate(job, durations, cluster, host=options.host, host_factor=options.host_factor)
     return Analysis(job, cluster, options, durations, timeline, hangs)
 
 

@@ -20,6 +20,11 @@ class Made(Enum):
     PAGE = ("report.html", b'<meta name="generator" content="Maya')
     TIMELINE = ("timeline.json", b'"maya": ')
     SNAPSHOT = ("snapshot.pickle", b"Maya memory snapshot")
+    FIGURE = ("figure.png", b"Maya figure")
+    BASELINE = ("baseline.json", b'"format": "maya-baseline"')
+    JUNIT = ("maya.xml", b'<testsuites name="maya check">')
+    MARKDOWN = ("maya.md", b"### Maya: predicted before any GPU is reserved")
+    SEARCH = ("result.json", b'"format": "maya-search"')
 
 
 def check_target(path: Path, kind: Made) -> None:
@@ -29,6 +34,8 @@ def check_target(path: Path, kind: Made) -> None:
         raise MayaError(f"{path} is a folder, not a file for {name}.", f"Give a file's name: {path}/{name}")
     if not path.parent.is_dir():
         raise MayaError(f"there is no folder {path.parent} for {path.name}.", "Make it, or give another path.")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise MayaError(f"{path} cannot be written: permission denied.", "Give another path.")
     if path.exists() and path.stat().st_size and mark not in _start(path):
         raise MayaError(
             f"{path} is there already and is not one of Maya's: it will not be overwritten.",

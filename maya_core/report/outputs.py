@@ -14,9 +14,11 @@ from maya_core.errors import MayaError
 from maya_core.hardware.cluster import Cluster
 from maya_core.report.analysis import Analysis, Options, analyse
 from maya_core.report.files import Made, check_target, rank_paths, write_prediction
+from maya_core.report.framework_log import framework_log
 from maya_core.report.predict import prediction_of
 from maya_core.report.prediction import Prediction
 from maya_core.report.terminal import render
+from maya_core.report.tracking import Tracker
 from maya_core.trace.job import JobTrace
 
 
@@ -29,6 +31,7 @@ class Outputs:
     timeline: Path | None = None
     snapshot: Path | None = None
     rank: int | None = None  # of timeline and snapshot; None for all
+    tracker: Tracker | None = None  # is given the prediction at the end
 
     def __post_init__(self) -> None:
         for path, kind in (
@@ -52,10 +55,14 @@ class Outputs:
             progress("putting the report together")
             prediction = prediction_of(analysis)
         console.print(render(prediction))
+        for line in framework_log(analysis):
+            console.print(Text(line), soft_wrap=True)
         with _progress() as progress:
             written = list(self._write(analysis, prediction, progress))
         for path in written:
             console.print(Text(f"Written: {path}", style="dim"))
+        if self.tracker is not None:
+            self.tracker(analysis, prediction)
         return prediction
 
     def _write(self, analysis: Analysis, prediction: Prediction, progress: Callable[[str], None]) -> Iterator[Path]:

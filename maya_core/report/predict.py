@@ -15,8 +15,11 @@ import maya_core
 from maya_core.device.kernels.call import Tensor, tensors_in
 from maya_core.device.kernels.planner import PEAK_DTYPE
 from maya_core.hardware.cluster import Cluster
+from maya_core.predictor.calibration import shipped_digest
 from maya_core.report import breakdown, words
 from maya_core.report.analysis import Analysis, Options, analyse
+from maya_core.report.compiled import caveats as caveats_of_compiling
+from maya_core.report.compiled import compiled
 from maya_core.report.memory import memory
 from maya_core.report.prediction import (
     Assumptions,
@@ -30,6 +33,7 @@ from maya_core.report.prediction import (
     Throughput,
     Time,
     TracePart,
+    Workload,
     World,
 )
 from maya_core.report.throughput import throughput
@@ -59,7 +63,7 @@ def predict(job: JobTrace, cluster: Cluster, options: Options | None = None) -> 
 
 def prediction_of(analysis: Analysis) -> Prediction:
     """Reads the prediction off an analysed job."""
-    job, cluster = analysis.job, analysis.cluster
+    job, cluster, calibration = analysis.job, analysis.cluster, analysis.options.calibration
     traces = list(job.ranks.values())
     ranks = [each for each in (breakdown.rank_time(analysis, one) for one in _timelines(analysis)) if each is not None]
     step = analysis.step_time_s
@@ -104,7 +108,8 @@ def prediction_of(analysis: Analysis) -> Prediction:
             host=analysis.options.host.value,
             clocks="burst" if analysis.options.burst else "sustained",
             attention=analysis.options.attention,
-            calibration=analysis.options.calibration.name if analysis.options.calibration else "",
+            calibration=calibration.name if calibration else "",
+            calibrated_by=str(calibration.runs) if calibration and calibration.runs else "",
         ),
         trace=TracePart(
             steps=analysis.steps,
@@ -114,6 +119,8 @@ def prediction_of(analysis: Analysis) -> Prediction:
             events=sum(len(trace.events) for trace in traces),
             kernels_per_step=_kernels(job.ranks[shown], analysis.steps),
         ),
+        workload=_workload(job),
+        compiled=compiled(job),
         caveats=_caveats(analysis),
         hangs=analysis.hangs,
     )
@@ -226,6 +233,11 @@ def _cluster(cluster: Cluster) -> ClusterPart:
     )
 
 
+def _workload(job: JobTrace) -> Workload | None:
+    found = job.ranks[min(job.ranks)].meta.get("workload")
+    return None if found is None else Workload(**found)
+
+
 def _ended(traces: list[RankTrace]) -> str:
     """How the job ended: as its worst rank did."""
     order = ("completed", "stopped", "hung", "failed")
@@ -233,7 +245,7 @@ def _ended(traces: list[RankTrace]) -> str:
 
 
 def _kernels(trace: RankTrace, steps: int) -> int | None:
-    return trace.launches(trace.step(steps)) if steps else None
+    return trace.launches(trace.step(steps)) if 0 < steps <= trace.steps else None
 
 
 UNEVEN = 1.2  # times as long as the shortest: then the mean of the steps is no step's time
@@ -278,10 +290,16 @@ def _caveats(analysis: Analysis) -> list[str]:
                 f"The allocator had to give its cache back {retries} time{'s' * (retries != 1)} to go on: expect slow steps."
             )
         found += _of_steps(analysis, trace)
+        found += caveats_of_compiling(trace)
     emulated = next(iter(analysis.job.ranks.values())).meta["gpu"]
     if emulated != analysis.cluster.gpu.name:
         found.append(
             f"Recorded on {emulated}, priced for {analysis.cluster.gpu.name}: torch may choose other attention kernels and workspaces there."
+        )
+    calibration = analysis.options.calibration
+    if calibration is not None and calibration.runs is not None and calibration.runs.shipped != shipped_digest():
+        found.append(
+            f"The factors of calibration '{calibration.name}' were fitted to another version of Maya: make it anew with `maya calibrate --from-mlflow`."
         )
     if analysis.steps == 1:
         found.append("Only one step was recorded: warm-up is in its time. Record at least three.")

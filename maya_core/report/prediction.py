@@ -198,6 +198,7 @@ class Assumptions(Part):
     clocks: str  # sustained or burst
     attention: str  # which generation of flash kernels
     calibration: str  # name of the user's own, "" for none
+    calibrated_by: str = ""  # the actual runs whose factors are in it, in words
 
 
 class TracePart(Part):
@@ -207,6 +208,30 @@ class TracePart(Part):
     python: str
     events: int
     kernels_per_step: int | None
+
+
+class Workload(Part):
+    """What a step works on, as rank 0 sees it: by this a real run is known for the one that was predicted."""
+
+    trained_parameters: int  # of the whole model, as far as a rank knows it: shards of FSDP and ZeRO-3 are put together
+    frozen_parameters: int
+    shapes: dict[str, int]  # how many parameters have which shape and dtype
+    autocast: str  # the dtype, "" without
+    inputs: list[str]  # shapes and dtypes of what the models are called with; a length that changes is '*'
+    calls_per_step: int  # micro-batches, of each model that is called by itself
+    sharding: list[str]
+    group_sizes: list[int]  # of the rank's process groups
+
+
+class Compiled(Part):
+    """What torch.compile did, on the rank with the most graphs."""
+
+    graphs: int
+    triton_kernels_per_step: int
+    compile_s: float  # that it took under emulation, on this host; part of no other time
+    graph_breaks: list[str]  # where, and why
+    recompiles: list[str]
+    failed: list[str]  # what runs uncompiled
 
 
 class Prediction(Part):
@@ -240,6 +265,8 @@ class Prediction(Part):
     cluster: ClusterPart
     assumptions: Assumptions
     trace: TracePart
+    workload: Workload | None = None  # None: no step was trained, or an older version recorded it
+    compiled: Compiled | None = None  # None: nothing was, or an older version recorded it
     caveats: list[str]
     hangs: list[str]
 

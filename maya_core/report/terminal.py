@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from maya_core.report import words
-from maya_core.report.prediction import DeviceMemory, Prediction, Time
+from maya_core.report.prediction import Compiled, DeviceMemory, Prediction, Time
 from maya_core.trace.wording import ranks_in_words
 
 MOST_RANKS, MOST_ROWS, MOST_TOP, BAR = 16, 8, 6, 44
@@ -42,8 +42,16 @@ def render(prediction: Prediction) -> Any:
         lines.append(_communication(prediction))
     if prediction.confidence is not None:
         lines.append(Text(_known(prediction), style="dim"))
+    if prediction.compiled is not None:
+        lines.append(Text(_compiled(prediction.compiled), style="dim"))
     lines += [Text(f"Note: {caveat}", style="yellow") for caveat in prediction.caveats]
     return Group(*lines)
+
+
+def _compiled(compiled: Compiled) -> str:
+    graphs = f"{compiled.graphs} graph{'s' * (compiled.graphs != 1)}"
+    kernels = f"{compiled.triton_kernels_per_step:,} Triton kernels a step"
+    return f"Compiled: {graphs}, {kernels}. Compiling took {words.seconds(compiled.compile_s)} here and is in none of these times."
 
 
 def _title(prediction: Prediction) -> str:
@@ -311,4 +319,6 @@ def _known(prediction: Prediction) -> str:
     names = ("measured", "interpolated", "extrapolated", "bound")
     shares = ", ".join(f"{getattr(known, name):.0%} {name}" for name in names if getattr(known, name) >= 0.005)
     calibration = f", calibration '{assumed.calibration}'" if assumed.calibration else ""
+    if assumed.calibrated_by:
+        calibration += f", calibrated by {assumed.calibrated_by}"
     return f"Known by: {shares}. Host {assumed.host}, clocks {assumed.clocks}, flash attention taken as {assumed.attention}{calibration}."

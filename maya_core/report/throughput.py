@@ -22,7 +22,8 @@ SHARES_SAMPLES = ("all_reduce", "reduce_scatter", "reduce_scatter_tensor")
 def throughput(analysis: Analysis) -> Throughput:
     """What a step of the whole job works on."""
     options, job = analysis.options, analysis.job
-    found, looked_up = _from_loader(analysis), _from_integers(analysis)
+    found = _from_loader(analysis)
+    looked_up = _from_integers(analysis, found)
     found = looked_up if found is None else found.model_copy(update={"tokens_per_step": _tokens(found, looked_up)})
     given = [name for name in ("samples_per_step", "tokens_per_step") if getattr(options, name) is not None]
     if found is None and not given:
@@ -50,6 +51,14 @@ def _tokens(loaded: Throughput, looked_up: Throughput | None) -> float | None:
     near = abs(spare) <= 2 * (loaded.samples_per_step or 0)
     packed = looked_up.tokens_per_step >= loaded.tokens_per_step / 2  # padding may be taken out, or a context cut
     return looked_up.tokens_per_step if near or packed else None
+
+
+def _expected(loaded: Throughput | None) -> tuple[float, float]:
+    """Between how many tokens a rank's share of a step has, by its batches; see `_tokens`."""
+    if loaded is None or not loaded.tokens_per_step:
+        return 0.0, 0.0
+    ranks = loaded.data_parallel or 1
+    return loaded.tokens_per_step / 2 / ranks, (loaded.tokens_per_step + 2 * (loaded.samples_per_step or 0)) / ranks
 
 
 def _from_loader(analysis: Analysis) -> Throughput | None:
@@ -82,9 +91,12 @@ def _from_loader(analysis: Analysis) -> Throughput | None:
     )
 
 
-def _from_integers(analysis: Analysis) -> Throughput | None:
-    """What is looked up in the busiest embedding: the inputs of a language model."""
+def _from_integers(analysis: Analysis, loaded: Throughput | None) -> Throughput | None:
+    """What is looked up in the busiest embedding: the inputs of a language model. Where a loader's batches hold about as many
+    integers as one of them looks up, it is that one: a table of relative positions (T5) is looked up far more often."""
     best = (0.0, 0.0)
+    fitting = best
+    least, most = _expected(loaded)
     for rank, trace in analysis.job.ranks.items():
         where, steps = analysis.steady_events(rank)
         ops = trace.events[where]
@@ -104,8 +116,10 @@ def _from_integers(analysis: Analysis) -> Throughput | None:
                 total[1] += count * ids.numel / steps
         # What is looked up without a backward is validation's, unless the embedding is frozen and there is no other sign.
         trained = {key: total for key, total in totals.items() if key[1] == Phase.BACKWARD} or totals
-        best = max([best, *((tokens, samples) for samples, tokens in trained.values())])
-    tokens, samples = best
+        each = [(tokens, samples) for samples, tokens in trained.values()]
+        best = max([best, *each])
+        fitting = max([fitting, *(one for one in each if least <= one[0] <= most)])
+    tokens, samples = fitting if fitting[0] else best
     if tokens < 2:
         return None
     replicas = _replicas(analysis.job)
@@ -122,6 +136,8 @@ def _from_integers(analysis: Analysis) -> Throughput | None:
 def _looked_up(signature: Signature) -> tuple[Tensor, Phase] | None:
     """The indices of an embedding. Its forward is recorded as the kernel it runs, which has them in one row."""
     name = signature.op.split("::")[-1].split(".")[0]
+    if signature.kernel is not None:
+        return _looked_up_compiled(signature, signature.kernel.ops)
     arguments = dict(zip(signature.names, signature.arguments, strict=False))
     if name == "embedding_dense_backward":
         ids, phase = arguments["indices"], Phase.BACKWARD
@@ -130,6 +146,14 @@ def _looked_up(signature: Signature) -> tuple[Tensor, Phase] | None:
     else:
         return None
     return (ids, phase) if isinstance(ids, Tensor) and ids.dtype in INTEGERS else None
+
+
+def _looked_up_compiled(signature: Signature, ops: list[str]) -> tuple[Tensor, Phase] | None:
+    """Where embeddings are fused with other ops, the indices are the integers that the kernel reads."""
+    phases = {"embedding_dense_backward": Phase.BACKWARD, "embedding": Phase.FORWARD}
+    phase = next((phase for name, phase in phases.items() if name in ops), None)
+    integers = [one for one in signature.arguments if isinstance(one, Tensor) and one.dtype in INTEGERS]
+    return None if phase is None or not integers else (max(integers, key=lambda one: one.numel), phase)
 
 
 def _replicas(job: JobTrace) -> int:

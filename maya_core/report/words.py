@@ -88,6 +88,8 @@ def short_source(source: str) -> str:
     if not source:
         return ""
     file, _, line = source.rpartition(":")
+    if "/site-packages/" in file:
+        return f"{file.rpartition('/site-packages/')[2]}:{line}"
     relative = os.path.relpath(file, Path.cwd())
     if relative.startswith(".."):
         relative = str(PurePath(*PurePath(file).parts[-3:]))

@@ -23,7 +23,7 @@ from maya_core.trace.schema import ON_HOST, Kind
 
 PLAYED = (
     Kind.OP, Kind.EVENT_RECORD, Kind.EVENT_WAIT, Kind.EVENT_SYNC, Kind.STREAM_SYNC, Kind.DEVICE_SYNC, Kind.STEP_END,
-    Kind.GRAPH_LAUNCH, Kind.COLLECTIVE, Kind.GROUP_END,
+    Kind.GRAPH_LAUNCH, Kind.COLLECTIVE, Kind.GROUP_END, Kind.HOST_WORK,
 )  # fmt: skip
 _SAME = {
     Kind.EVENT_RECORD: Work.RECORD,
@@ -33,6 +33,7 @@ _SAME = {
     Kind.DEVICE_SYNC: Work.HOST_DEVICE,
     Kind.STEP_END: Work.MARK,
     Kind.GRAPH_LAUNCH: Work.MARK,
+    Kind.HOST_WORK: Work.MARK,
     Kind.COLLECTIVE: Work.MEET,
     Kind.GROUP_END: Work.MEET,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -51,10 +51,17 @@ class Timeline:
 
 
 def simulate(
-    job: JobTrace, durations: dict[int, TraceDurations], cluster: Cluster, *, host: Host = Host.MODELLED
+    job: JobTrace,
+    durations: dict[int, TraceDurations],
+    cluster: Cluster,
+    *,
+    host: Host = Host.MODELLED,
+    host_factor: float = 1.0,
 ) -> Timeline:
-    """Plays the job on the cluster. Ranks that were not emulated run in lockstep with those that were."""
+    """Plays the job on the cluster. Ranks that were not emulated run in lockstep with those that were. The host takes `host_factor` times
+    as long as it is taken to."""
     schedule, items = make_schedule(job, durations, cluster, host)
+    schedule = replace(schedule, host_s=schedule.host_s * host_factor)
     times = play(schedule)
     ranks = {}
     first_lane = 0

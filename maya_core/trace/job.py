@@ -198,6 +198,11 @@ def write_manifest(folder: Path, job: JobTrace) -> None:
     os.replace(part, folder / MANIFEST)
 
 
+def read_traces(folder: Path) -> list[RankTrace]:
+    """The traces that ranks left in a folder."""
+    return [read_trace(path) for path in sorted(folder.glob("rank-*.trace"))]
+
+
 def read_job(folder: str | Path) -> JobTrace:
     """Reads what `maya run` left in a folder, or says what is wrong with it."""
     folder = Path(folder)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from maya_core.device.kernels.call import Signature, Tensor, packed
+from maya_core.device.kernels.triton import TritonKernel
 from maya_core.errors import MayaError
 from maya_core.trace.communication import CollectiveCall, Communicator, Frame, Site
 from maya_core.trace.schema import EVENT, VERSION, Kind
@@ -131,6 +132,7 @@ def write_trace(path: Path, trace: RankTrace) -> None:
                 "out": _to_json(s.outputs),
                 "launches": s.launches,
                 "flops": s.flops,
+                **({"triton": s.kernel.as_json()} if s.kernel else {}),
             }
             for s in trace.signatures
         ]
@@ -164,6 +166,7 @@ def read_trace(path: str | Path) -> RankTrace:
                     _from_json(row["out"]),
                     row["launches"],
                     row["flops"],
+                    TritonKernel.from_json(row["triton"]) if "triton" in row else None,
                 )
                 for row in json.loads(archive.read("signatures.json"))
             ]

@@ -6,7 +6,8 @@ import enum
 
 import numpy as np
 
-VERSION = 3  # 2: collectives, of which version 1 has none; 3: lines of allocations
+# 2: collectives, of which version 1 has none; 3: lines of allocations; 4: work of the host; 5: kernels in Triton
+VERSION = 5
 
 EVENT = np.dtype(
     [
@@ -45,6 +46,7 @@ class Kind(enum.IntEnum):
     COLLECTIVE = 14  # subject: call, a: sequence number on its communicator, or between two ranks, b: call site
     GROUP_BEGIN = 15  # collectives up to GROUP_END on this stream are one launch; subject: communicator
     GROUP_END = 16
+    HOST_WORK = 17  # the host computes; a: bytes it reads and writes
 
 
 class Phase(enum.IntEnum):

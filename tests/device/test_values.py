@@ -62,6 +62,13 @@ def test_unknown_routing_is_spread_over_the_experts(device: EmulatedDevice) -> N
     assert (pairs[:, 0] != pairs[:, 1]).all()
 
 
+@pytest.mark.parametrize(("shape", "dim"), [((32, 100, 1), 1), ((4, 6, 5), 0), ((1, 7), 1)])
+def test_unknown_indices_along_any_dimension(device: EmulatedDevice, shape: tuple[int, ...], dim: int) -> None:
+    order = torch.empty(shape, device="cuda").normal_().sort(dim=dim).indices.cpu()
+    every = torch.arange(shape[dim]).view([-1 if i == dim else 1 for i in range(len(shape))]).expand(shape)
+    assert torch.equal(order.sort(dim=dim).values, every)
+
+
 @pytest.mark.parametrize("gpu", ["a100", "h100"])
 def test_llama_with_sdpa_takes_flash_attention(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers asks `.all()` of the mask on the device; a wrong answer leads to efficient attention."""

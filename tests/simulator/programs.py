@@ -45,6 +45,11 @@ class Rank:
         self.clock_ns += round(milliseconds * 1e6)
         return self
 
+    def host_work(self, gigabytes: float) -> Rank:
+        """The host computes, through so much memory."""
+        self._row(Kind.HOST_WORK, a=round(gigabytes * 1e9))
+        return self
+
     def compute(self, milliseconds: float, stream: int = 0, phase: Phase = Phase.FORWARD, flags: int = 0) -> Rank:
         return self._op(milliseconds, stream, ("self",), [DEVICE], [DEVICE], "aten::relu", phase, flags)
 
@@ -109,7 +114,7 @@ class Rank:
             for name, value in row.items():
                 events[name][place] = value
         meta = {
-            "rank": self.rank, "world_size": self.world, "ended": "completed", "gpu": "a100", "gpus": 8, "torch": "", "python": "",
+            "rank": self.rank, "world_size": self.world, "ended": "completed", "gpu": "a100", "gpus": 8, "ranks_per_node": 8, "torch": "", "python": "",
             "gpu_memory_bytes": 1 << 36, "alloc_retries": [0],
         }  # fmt: skip
         return RankTrace(

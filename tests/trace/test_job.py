@@ -36,6 +36,7 @@ class Rank:
         self.events: list[tuple[int, int, int, int, int, int]] = []  # kind, subject, a, b, stream, flags
         self.counts: dict[Any, int] = {}
         self.steps = 0
+        self.assumed: list[int] = []
 
     def event(self, kind: Kind, subject: int = 0, a: int = 0, b: int = 0, stream: int = MAIN, flags: int = 0) -> None:
         self.events.append((kind, subject, a, b, stream, flags))
@@ -81,7 +82,7 @@ class Rank:
             Communicator(backend, name, ranks, ranks.index(self.rank)) for backend, name, ranks in self.groups
         ]
         sites = [(Frame("train.py", line, "main"), TORCH) for line in range(len(self.events))]
-        meta = {"rank": self.rank, "world_size": self.world_size, "ended": ended}
+        meta = {"rank": self.rank, "world_size": self.world_size, "ended": ended, "assumed_ranks": self.assumed}
         return RankTrace(meta, events, [], [""], [(0, 0), (0, 1), (0, 2)], communicators, self.calls, sites)
 
 
@@ -307,6 +308,15 @@ def test_terms_that_may_differ(one: dict[str, Any], other: dict[str, Any]) -> No
     job = ranks(2)
     job[0].call(**one)
     job[1].call(**other)
+    assert hangs(job) == []
+
+
+def test_sizes_that_were_assumed_are_not_held_against_another_rank() -> None:
+    job = ranks(2)
+    job[0].call("all_to_all", 7, out=6, splits_in=(3, 4), splits_out=(3, 3))
+    job[1].call("all_to_all", 5, out=5, splits_in=(3, 2), splits_out=(3, 2))
+    assert "rank 0 gives rank 1 4 elements, which expects 3" in the_hang(job)
+    job[1].assumed = [0]
     assert hangs(job) == []
 
 

@@ -70,7 +70,7 @@ def test_nothing_private_is_stored(written: tuple[maya_core.emulate, Path], monk
         text = b"".join(archive.read(name) for name in archive.namelist() if name.endswith(".json")).decode()
         meta = json.loads(archive.read("meta.json"))
     assert str(Path.home()) not in text
-    assert meta["version"] == 3
+    assert meta["version"] == 5
     assert "environ" not in text
 
 

@@ -7,6 +7,7 @@ import itertools
 import os
 import sys
 import uuid
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from maya_core.hardware.catalog import Gpu
 NCCL_VERSION = (2 << 32) | (29 << 16) | 7  # what torch 2.13's CUDA build is linked with
 CUDA_VERSION = "13.0"
 CUDNN_VERSION = 92000
+MOST_GPUS = 64  # kMaxDevices of native/device.h
 ARCHITECTURES = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"
 
 
@@ -88,8 +90,20 @@ def cudart(native: ModuleType) -> ModuleType:
     return module
 
 
-def put_on(native: ModuleType, gpu: Gpu, gpus: int, patches: Patches) -> None:
-    """Makes this process see `gpus` GPUs of the given kind."""
+def generators(native: ModuleType) -> tuple[torch.Generator, ...]:
+    return tuple(native.default_generator(device) for device in range(native.device_count()))
+
+
+def see_more_gpus(native: ModuleType) -> None:
+    """The native device has grown: what torch keeps of the number of GPUs is made anew. Checked with torch 2.13."""
+    torch.cuda._cached_device_count = None
+    if torch.cuda._initialized:
+        torch.cuda.default_generators = generators(native)  # type: ignore[assignment]
+        native.start_engine_threads()
+
+
+def put_on(native: ModuleType, gpu: Gpu, patches: Patches, private: Path | None = None) -> None:
+    """Makes this process see the native device's GPUs, which are of the given kind."""
     c, cuda = torch._C, torch.cuda
     forked = {"in_child_of_user": False}
     raw_allocations: dict[int, int] = {}
@@ -105,12 +119,16 @@ def put_on(native: ModuleType, gpu: Gpu, gpus: int, patches: Patches) -> None:
         with torch.enable_grad():
             torch.ones((), device="cpu", requires_grad=True).backward()
         native.start_engine_threads()
-        patches.set(cuda, "default_generators", tuple(native.default_generator(i) for i in range(gpus)))
+        patches.set(cuda, "default_generators", generators(native))
         os.register_at_fork(after_in_child=lambda: forked.update(in_child_of_user=True))
 
     def set_device(device: int) -> None:
         cuda._lazy_init()  # as torch's own does; FakeTensor takes device 0 for the current one until then
         native.set_device(device)
+
+    def maybe_exchange_device(device: int) -> int:
+        """Another function than the one it is like: torch._dynamo has a handler for each."""
+        return int(native.exchange_device(device))
 
     def record_history(
         enabled: str | None, context: str | None = "all", stacks: str = "all", max_entries: int = sys.maxsize, *_: Any
@@ -138,6 +156,10 @@ def put_on(native: ModuleType, gpu: Gpu, gpus: int, patches: Patches) -> None:
         raw_allocations[pointer] = token
         return pointer
 
+    def raw_delete(pointer: int) -> None:
+        if (token := raw_allocations.pop(pointer, None)) is not None:  # else a graph's own: torch_compile/graphs.py
+            native.raw_delete(token)
+
     functions = {
         "_cuda_init": init,
         "_cuda_isInBadFork": lambda: forked["in_child_of_user"],
@@ -145,7 +167,7 @@ def put_on(native: ModuleType, gpu: Gpu, gpus: int, patches: Patches) -> None:
         "_cuda_getDevice": native.get_device,
         "_cuda_setDevice": set_device,
         "_cuda_exchangeDevice": native.exchange_device,
-        "_cuda_maybeExchangeDevice": native.exchange_device,
+        "_cuda_maybeExchangeDevice": maybe_exchange_device,
         "_cuda_canDeviceAccessPeer": lambda device, peer: device != peer,
         "_cuda_hasPrimaryContext": lambda device: True,
         "_cuda_getCurrentStream": native.current_stream,
@@ -166,6 +188,8 @@ def put_on(native: ModuleType, gpu: Gpu, gpus: int, patches: Patches) -> None:
         "_cuda_set_sync_debug_mode": lambda mode: sync_debug.update(mode=mode),
         "_cuda_get_sync_debug_mode": lambda: sync_debug["mode"],
         "_cuda_get_cudnn_benchmark_limit": lambda: 10,
+        "_cuda_get_conv_benchmark_empty_cache": lambda: True,
+        "_cudnn_set_conv_benchmark_empty_cache": lambda enabled: None,
         "_cuda_set_cudnn_benchmark_limit": lambda limit: None,
         "_cuda_memoryStats": native.memory_stats,
         "_cuda_resetPeakMemoryStats": native.reset_peak_memory_stats,
@@ -184,7 +208,7 @@ def put_on(native: ModuleType, gpu: Gpu, gpus: int, patches: Patches) -> None:
         "_cuda_attach_out_of_memory_observer": lambda observer: None,
         "_cuda_getAllocatorBackend": lambda: "native",
         "_cuda_cudaCachingAllocator_raw_alloc": raw_alloc,
-        "_cuda_cudaCachingAllocator_raw_delete": lambda pointer: native.raw_delete(raw_allocations.pop(pointer)),
+        "_cuda_cudaCachingAllocator_raw_delete": raw_delete,
         "_cuda_cudaCachingAllocator_enable": lambda enabled: None,
         "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
         "_nccl_version": lambda: NCCL_VERSION,
@@ -198,12 +222,12 @@ def put_on(native: ModuleType, gpu: Gpu, gpus: int, patches: Patches) -> None:
     patches.set(c, "_cudart", runtime)
     patches.set(cuda, "_cudart", runtime)
     patches.set(cuda, "_exchange_device", native.exchange_device)
-    patches.set(cuda, "_maybe_exchange_device", native.exchange_device)
+    patches.set(cuda, "_maybe_exchange_device", maybe_exchange_device)
     patches.set(cuda, "_is_in_bad_fork", functions["_cuda_isInBadFork"])
     patches.set(cuda, "_initialized", False)
     patches.set(cuda, "_cached_device_count", None)
-    patches.set(cuda, "_device_count_nvml", lambda: gpus)
-    properties = [device_properties(gpu, index) for index in range(gpus)]
+    patches.set(cuda, "_device_count_nvml", native.device_count)
+    properties = [device_properties(gpu, index) for index in range(MOST_GPUS)]
     patches.set(c, "_CudaDeviceProperties", DeviceProperties)
     patches.set(cuda, "_CudaDeviceProperties", DeviceProperties)
     patches.set(cuda, "_get_device_properties", lambda device: properties[device])
@@ -216,7 +240,7 @@ def put_on(native: ModuleType, gpu: Gpu, gpus: int, patches: Patches) -> None:
     graphs.put_on(native, patches)
     tensors.put_on(native, patches)
     comm.put_on(patches)
-    nvml.put_on(native, gpu, gpus, patches)
+    nvml.put_on(native, gpu, patches, private)
     patches.on_undo(_forget_fake_results)
 
 

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -90,10 +91,13 @@ ERROR_CLASSES = {
 class Node:
     """What NVML knows of this node's GPUs."""
 
-    def __init__(self, native: ModuleType, gpu: Gpu, count: int) -> None:
+    def __init__(self, native: ModuleType, gpu: Gpu) -> None:
         self._native = native
         self.gpu = gpu
-        self.count = count
+
+    @property
+    def count(self) -> int:
+        return int(self._native.device_count())
 
     def check(self, index: int) -> int:
         if not 0 <= index < self.count:
@@ -299,9 +303,9 @@ def _upper(name: str) -> str:
     return "".join("_" + letter if letter.isupper() and i else letter for i, letter in enumerate(name)).upper()
 
 
-def put_on(native: ModuleType, gpu: Gpu, gpus: int, patches: Patches) -> None:
+def put_on(native: ModuleType, gpu: Gpu, patches: Patches, private: Path | None) -> None:
     """`import pynvml`, what torch.cuda asks of it, and `nvidia-smi` in child processes."""
-    node = Node(native, gpu, gpus)
+    node = Node(native, gpu)
     module = pynvml(node)
     patches.put(sys.modules, "pynvml", module)
     patches.set(torch.cuda, "pynvml", module)
@@ -310,4 +314,4 @@ def put_on(native: ModuleType, gpu: Gpu, gpus: int, patches: Patches) -> None:
     index_of = torch.cuda._get_device_index
     for user in (torch.cuda, torch.cuda.memory):
         patches.set(user, "_get_nvml_device_index", lambda device: index_of(device, optional=True))
-    smi.put_on(node, patches)
+    smi.put_on(node, patches, private)

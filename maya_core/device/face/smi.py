@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from maya_core.device.patches import Patches
+from maya_core.sockets import folder_for_sockets
 
 if TYPE_CHECKING:
     from maya_core.device.face.nvml import Node
@@ -65,7 +66,7 @@ def fields(node: Node) -> dict[str, Callable[[int], tuple[str, str]]]:
     clocks["mem"] = node.gpu.memory_clock_mhz
     answers = {
         "index": lambda index: (str(index), ""),
-        "count": text(node.count),
+        "count": lambda index: (str(node.count), ""),
         "name": text(node.gpu.driver_name),
         "gpu_name": text(node.gpu.driver_name),
         "uuid": lambda index: (node.uuid(index), ""),
@@ -233,8 +234,8 @@ def answer(node: Node, arguments: list[str]) -> tuple[str, int]:
         return str(refused), 2
 
 
-def put_on(node: Node, patches: Patches) -> None:
-    folder = tempfile.mkdtemp(prefix="maya-smi-")
+def put_on(node: Node, patches: Patches, private: Path | None) -> None:
+    folder = tempfile.mkdtemp(prefix="maya-smi-", dir=private or folder_for_sockets())
     address = os.path.join(folder, "socket")
 
     class Ask(socketserver.StreamRequestHandler):

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from maya_core.device.kernels.triton import TritonKernel
+
 ITEM_BYTES = {
     "Byte": 1, "Char": 1, "Bool": 1, "Short": 2, "Half": 2, "BFloat16": 2, "Int": 4, "Float": 4, "Long": 8, "Double": 8,
     "ComplexHalf": 4, "ComplexFloat": 8, "ComplexDouble": 16, "UInt16": 2, "UInt32": 4, "UInt64": 8,
@@ -133,6 +135,7 @@ class Signature:
     outputs: list[Any]
     launches: int
     flops: int
+    kernel: TritonKernel | None = None  # the one it launches, where that was written in Triton
 
 
 OUTPUT, TEMPORARY, FREE, BLAS_WORKSPACE, HOST_OUTPUT, STORAGE = range(6)  # as Plan::Step in dispatch.h

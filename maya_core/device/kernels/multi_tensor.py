@@ -42,14 +42,18 @@ def _lists(call: Call) -> list[list[Tensor]]:
     ]
 
 
+def _alike(one: Tensor, other: Tensor) -> bool:
+    """The same sizes and strides; steps along a dimension of one element do not matter (ForeachUtils.h)."""
+    return one.sizes == other.sizes and all(
+        a == b or size == 1 for size, a, b in zip(one.sizes, one.strides, other.strides, strict=True)
+    )
+
+
 def takes_fast_route(lists: list[list[Tensor]]) -> bool:
     """Whether ATen runs the multi-tensor kernel at all: lists alike in shape, layout, dtype and device."""
     for tensors in zip(*lists, strict=False):
         first = tensors[0]
-        if any(
-            t.sizes != first.sizes or t.strides != first.strides or t.dtype != first.dtype or t.device != "cuda"
-            for t in tensors
-        ):
+        if any(not _alike(t, first) or t.dtype != first.dtype or t.device != "cuda" for t in tensors):
             return False
         if not first.is_dense:
             return False
@@ -65,10 +69,7 @@ def foreach(call: Call) -> Work:
     if name == "_foreach_zero_":
         return Work(launches=launches(tensors, 1) if takes_fast_route(lists[:1]) else len(tensors))
     if name == "_foreach_copy_":
-        alike = all(
-            a.sizes == b.sizes and a.strides == b.strides and b.device == "cuda"
-            for a, b in zip(*lists[:2], strict=True)
-        )
+        alike = all(_alike(a, b) and b.device == "cuda" for a, b in zip(*lists[:2], strict=True))
         one_pair = len({(a.dtype, b.dtype) for a, b in zip(*lists[:2], strict=True)}) == 1
         return Work(launches=launches(tensors, 2) if alike and one_pair else len(tensors))
     if (

@@ -22,6 +22,7 @@ from maya_core.device.kernels.call import RULES, Call, Signature, Tensor, Work, 
 from maya_core.device.kernels.flops import flops
 from maya_core.device.kernels.iterator import pointwise_launches
 from maya_core.device.kernels.multi_tensor import foreach
+from maya_core.device.kernels.triton import NAMESPACE, TritonKernel
 from maya_core.hardware.catalog import Gpu
 
 # Ops that answer from metadata: nothing reaches the device.
@@ -51,6 +52,13 @@ class Planner:
 
     gpu: Gpu
     signatures: list[Signature] = field(default_factory=list)
+    triton: list[TritonKernel] = field(default_factory=list)  # by the number that their calls carry as last argument
+
+    def number_of(self, kernel: TritonKernel) -> int:
+        """The number of a Triton kernel, a new one if it was not met before."""
+        if kernel not in self.triton:
+            self.triton.append(kernel)
+        return self.triton.index(kernel)
 
     def plan(
         self, op: str, names: list[str], arguments: list[Any], outputs: list[Any]
@@ -61,8 +69,12 @@ class Planner:
             op, list(names), [as_tensors(a) for a in arguments], [as_tensors(o) for o in outputs],
             self.gpu.sms, self.gpu.max_threads_per_sm, major * 10 + minor,
         )  # fmt: skip
-        work = self.work(call)
-        self.signatures.append(Signature(op, call.names, call.arguments, call.outputs, work.launches, flops(call)))
+        kernel = self.triton[call.arguments[-1]] if op.startswith(NAMESPACE) else None
+        work = Work() if kernel else self.work(call)
+        operations = kernel.flops if kernel else flops(call)
+        self.signatures.append(
+            Signature(op, call.names, call.arguments, call.outputs, work.launches, operations, kernel)
+        )
         return len(self.signatures) - 1, self.lower_bound_ns(call), work.program or None
 
     def work(self, call: Call) -> Work:

@@ -35,12 +35,12 @@ bool all(const std::array<Check, N>& checks, const sdp_params& params) {
 
 bool can_use_flash(const sdp_params& params) {
   if (!all(std::array<Check, 3>{sdp::check_runtime_disabled_flash, sdp::check_tensor_shapes, sdp::check_for_attn_mask}, params)) return false;
-  const int64_t head = params.query.size(-1);
-  if (params.key.size(-1) != head || params.value.size(-1) != head || head > 256) return false;
+  const c10::SymInt head = params.query.sym_size(-1);  // symbolic under torch.compile: a size() would make all of them constants
+  if (params.key.sym_size(-1) != head || params.value.sym_size(-1) != head || head > 256) return false;
   if (sm() < 80 || sm() > 121) return false;
   const bool small_shared_memory = (sm() >= 86 && sm() <= 89) || sm() >= 120;
   if (small_shared_memory && sdp::input_requires_grad(params) && !(head <= 192 || (params.dropout == 0.0 && head > 224))) return false;
-  if (params.is_causal && params.query.size(-2) != params.key.size(-2)) return false;
+  if (params.is_causal && params.query.sym_size(-2) != params.key.sym_size(-2)) return false;
   return low_precision(params) &&
          all(std::array<Check, 3>{sdp::check_batch_size_and_num_heads_dense<true>, sdp::check_nonzero_sequence_lengths_dense,
                                   sdp::check_last_dim_stride_equals_1_dense<true>}, params);
@@ -52,8 +52,8 @@ bool can_use_efficient(const sdp_params& params) {
   const bool tensor_cores = sm() >= 80 || (sm() >= 70 && is_half(params));
   int64_t alignment = sm() >= 80 ? 4 : 1;
   if (tensor_cores) alignment = std::max<int64_t>(alignment, 128 / (is_half(params) ? 16 : 32));
-  const int64_t head = params.query.size(-1), value_head = params.value.size(-1);
-  if (params.key.size(-1) != head || head % alignment || head <= 0 || value_head % alignment || value_head <= 0) return false;
+  const c10::SymInt head = params.query.sym_size(-1), value_head = params.value.sym_size(-1);
+  if (params.key.sym_size(-1) != head || head % alignment != 0 || head <= 0 || value_head % alignment != 0 || value_head <= 0) return false;
   if (!all(std::array<Check, 3>{sdp::check_nonzero_sequence_lengths_dense, sdp::check_last_dim_stride_equals_1_dense<false>,
                                 sdp::check_batch_size_and_num_heads_dense<false>}, params)) return false;
   return sm() >= 80 ? same_dtype(params, {at::kHalf, at::kFloat, at::kBFloat16}) : same_dtype(params, {at::kHalf, at::kFloat});
@@ -67,11 +67,11 @@ bool can_use_cudnn(const sdp_params& params) {
   if (params.dropout * 16.0 != std::floor(params.dropout * 16.0)) return false;
   if (!all(std::array<Check, 3>{sdp::check_nonzero_sequence_lengths_dense, sdp::check_last_dim_stride_equals_1_dense<true>,
                                 sdp::check_batch_size_and_num_heads_dense<true, false>}, params)) return false;
-  const int64_t head = params.query.size(3), value_head = params.value.size(3);
+  const c10::SymInt head = params.query.sym_size(3), value_head = params.value.sym_size(3);
   int64_t limit = sm() == 90 ? 256 : 128;
   if (config().major == 10 && head == 192 && value_head == 128) limit = 192;
-  if (head > limit || value_head > limit || head % 8 || value_head % 8) return false;
-  if (params.key.size(2) == 1 || (params.dropout != 0.0 && params.query.size(2) == 1)) return false;
+  if (head > limit || value_head > limit || head % 8 != 0 || value_head % 8 != 0) return false;
+  if (params.key.sym_size(2) == 1 || (params.dropout != 0.0 && params.query.sym_size(2) == 1)) return false;
   return true;
 }
 

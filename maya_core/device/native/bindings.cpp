@@ -316,6 +316,7 @@ py::bytes take_events() {
 struct ModuleNumbers {
   std::unordered_map<PyObject*, std::pair<uint32_t, py::weakref>> numbers;
   py::object original, name_tree;
+  py::object before, after;  // who watches, as torch's hooks of modules: before(module, args), after(module, args, kwargs, result)
 };
 ModuleNumbers& module_numbers() { static auto* instance = new ModuleNumbers; return *instance; }
 
@@ -323,6 +324,20 @@ void number_module(py::handle module, uint32_t number) {
   PyObject* key = module.ptr();
   auto forget = py::cpp_function([key](py::handle) { module_numbers().numbers.erase(key); });
   module_numbers().numbers.insert_or_assign(key, std::pair(number, py::weakref(module, forget)));
+}
+
+// Not through torch's own hooks: torch.compile would trace them, and compile anew when they are taken off.
+bool watched(const py::object& watcher, PyObject* module, PyObject* args, PyObject* kwargs, PyObject* result) {
+  try {
+    const py::object kept = watcher;  // it may take itself off
+    const auto given = py::reinterpret_steal<py::tuple>(PyTuple_GetSlice(args, 1, PyTuple_GET_SIZE(args)));
+    if (result) kept(py::handle(module), given, kwargs ? py::reinterpret_borrow<py::dict>(kwargs) : py::dict(), py::handle(result));
+    else kept(py::handle(module), given);
+    return true;
+  } catch (py::error_already_set& error) {
+    error.restore();
+    return false;
+  }
 }
 
 PyObject* call_module(PyObject*, PyObject* args, PyObject* kwargs) {
@@ -338,9 +353,12 @@ PyObject* call_module(PyObject*, PyObject* args, PyObject* kwargs) {
     }
     found = known.numbers.find(module);
   }
-  enter_module(found == known.numbers.end() ? 0 : found->second.first);
+  const uint32_t number = found == known.numbers.end() ? 0 : found->second.first;
+  if (known.before && !watched(known.before, module, args, kwargs, nullptr)) return nullptr;
+  enter_module(number);
   PyObject* result = PyObject_Call(known.original.ptr(), args, kwargs);
   leave_module();
+  if (result && known.after && !watched(known.after, module, args, kwargs, result)) Py_CLEAR(result);
   return result;
 }
 // Binds to its instance as a Python function does, and is itself when asked of the class: who patches nn.Module.__call__
@@ -350,7 +368,7 @@ PyType_Slot module_call_slots[] = {{Py_tp_call, reinterpret_cast<void*>(&call_mo
 PyType_Spec module_call_spec = {"maya_native.ModuleCall", sizeof(PyObject), 0, Py_TPFLAGS_DEFAULT, module_call_slots};
 
 py::object recorded_module_call(py::object original, py::object name_tree) {
-  module_numbers() = {{}, std::move(original), std::move(name_tree)};
+  module_numbers() = {{}, std::move(original), std::move(name_tree), {}, {}};
   static auto* type = PyType_FromSpec(&module_call_spec);
   return py::reinterpret_steal<py::object>(PyObject_CallNoArgs(type));
 }
@@ -377,6 +395,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   });
   m.def("uninstall", [] { uninstall(); set_python_side(nullptr); });
   m.def("installed", &installed);
+  m.def("grow", &grow);
   m.def("start_engine_threads", &start_engine_threads, py::call_guard<py::gil_scoped_release>());
   // ---- devices and streams ----
   m.def("device_count", [] { return config().count; });
@@ -451,6 +470,19 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("reset", [](Graph& graph) { reset(graph); })
       .def_property_readonly("pool", [](Graph& graph) { return graph.pool; })
       .def_property_readonly("kernels", [](Graph& graph) { return graph.work.size(); });
+  // What inductor's CUDA graph trees ask of tensors and storages whose memory a graph owns (torch/csrc/cuda/Module.cpp).
+  m.def("tensor_on_storage", [](const c10::Storage& storage, std::vector<int64_t> sizes, std::vector<int64_t> strides, int64_t offset, at::ScalarType dtype) {
+    auto tensor = at::detail::make_tensor_base<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(c10::DispatchKey::CUDA), c10::scalarTypeToTypeMeta(dtype));
+    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
+    return at::Tensor(std::move(tensor));
+  });
+  m.def("free_and_forget_memory", [](size_t storage) { free_and_forget_memory(reinterpret_cast<c10::StorageImpl*>(storage)); });
+  m.def("forbid_tensor", [](const at::Tensor& tensor, const std::string& why) {
+    tensor.unsafeGetTensorImpl()->release_storage_and_set_meta_custom_data_ptr_error_msg_(why);
+  });
+  m.def("forbid_storage", [](size_t storage, const std::string& why) {
+    reinterpret_cast<c10::StorageImpl*>(storage)->release_data_and_set_meta_custom_data_ptr_error_msg_(why);
+  });
   // ---- values ----
   m.def("is_known", &is_known);
   m.def("host_value", [](const at::Tensor& tensor) -> py::object {
@@ -477,6 +509,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("stop_recording", [] { recorder().stop(); });
   m.def("take_events", &take_events);
   m.def("event_count", [] { return recorder().size(); });
+  m.def("record_host_work", [](int64_t bytes) {
+    recorder().add(EventKind::HostWork, current_device(), current_stream(current_device()), 0, bytes);
+  });
+  m.def("begin_aside", &begin_aside);
+  m.def("end_aside", &end_aside);
   m.def("lines", &lines);
   m.def("library_folders", &library_folders);
   m.def("streams", [] { return recorder().streams(); });
@@ -493,6 +530,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   });
   m.def("recorded_module_call", &recorded_module_call);
   m.def("number_module", &number_module);
+  m.def("watch_modules", [](py::object before, py::object after) {
+    auto& known = module_numbers();
+    known.before = before.is_none() ? py::object() : std::move(before);
+    known.after = after.is_none() ? py::object() : std::move(after);
+  });
   m.def("forget_module_numbers", [] { module_numbers() = {}; });
   m.def("enter_optimizer", &enter_optimizer);
   m.def("leave_optimizer", &leave_optimizer);

@@ -19,8 +19,10 @@
 #include <memory>
 #include <mutex>
 #include <numeric>
+#include <unordered_map>
 
 #include "device.h"
+#include "lines.h"
 #include "values.h"
 
 namespace maya {
@@ -59,8 +61,11 @@ class PythonCollectives {
   // The number of the call and that of the place in the program that makes it.
   std::pair<uint32_t, int64_t> note(const CollectiveCall& c) {
     py::gil_scoped_acquire gil;
-    return side_.attr("note")(c.communicator, c.op, c.dtype, c.elements_in, c.elements_out, c.peer, c.reduction, c.splits_in, c.splits_out)
-        .cast<std::pair<uint32_t, int64_t>>();
+    return {number_of(c), site_of(call_stack("maya_core.collectives"))};
+  }
+  void forget_calls() {
+    calls_.clear();
+    sites_.clear();
   }
   // Gives this rank's values to the others; the result, if any, waits for theirs and leaves them in `outputs`.
   Settle exchange(const CollectiveCall& c, int64_t sequence, const Tensors& inputs, const Tensors& outputs) {
@@ -83,7 +88,36 @@ class PythonCollectives {
   }
 
  private:
+  // Python's tables are asked once for each call and each place; programs make the same ones over and over.
+  uint32_t number_of(const CollectiveCall& c) {
+    std::string key = c.op + '/' + c.dtype + '/' + c.reduction;
+    for (int64_t number : {int64_t(c.communicator), c.elements_in, c.elements_out, c.peer, int64_t(c.splits_in.size())}) add(key, number);
+    for (const auto* splits : {&c.splits_in, &c.splits_out}) for (int64_t size : *splits) add(key, size);
+    auto found = calls_.find(key);
+    if (found == calls_.end()) {
+      auto number = side_.attr("call")(c.communicator, c.op, c.dtype, c.elements_in, c.elements_out, c.peer, c.reduction, c.splits_in, c.splits_out);
+      found = calls_.emplace(std::move(key), number.cast<uint32_t>()).first;
+    }
+    return found->second;
+  }
+  int64_t site_of(const std::vector<std::pair<PyCodeObject*, int>>& stack) {
+    std::string key;
+    key.reserve(stack.size() * 2 * sizeof(int64_t));
+    for (auto [code, instruction] : stack) add(key, reinterpret_cast<int64_t>(code)), add(key, instruction);
+    auto found = sites_.find(key);
+    if (found == sites_.end()) {
+      py::tuple frames(stack.size());  // keeps the code: at its address there is never another
+      for (size_t i = 0; i < stack.size(); i++)
+        frames[i] = py::make_tuple(py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(stack[i].first)), stack[i].second);
+      found = sites_.emplace(std::move(key), side_.attr("site")(frames).cast<int64_t>()).first;
+    }
+    return found->second;
+  }
+  static void add(std::string& key, int64_t number) { key.append(reinterpret_cast<const char*>(&number), sizeof(number)); }
+
   py::object side_;
+  std::unordered_map<std::string, uint32_t> calls_;
+  std::unordered_map<std::string, int64_t> sites_;
 };
 
 std::unique_ptr<PythonCollectives>& side() {
@@ -727,6 +761,7 @@ template <class T> using Ptr = c10::intrusive_ptr<T>;
 void bind_collectives(py::module_& m) {
   py::module_::import("torch._C._distributed_c10d");
   m.def("set_collectives", [](py::object made) { side() = made.is_none() ? nullptr : std::make_unique<PythonCollectives>(std::move(made)); });
+  m.def("forget_collective_calls", [] { if (side()) side()->forget_calls(); });
 
   auto nccl = py::class_<NcclCommunicator, c10d::Backend, Ptr<NcclCommunicator>>(m, "ProcessGroupNCCL", py::dynamic_attr());
   py::class_<NcclOptions, c10d::Backend::Options, Ptr<NcclOptions>>(nccl, "Options", py::dynamic_attr())

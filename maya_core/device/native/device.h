@@ -29,6 +29,7 @@ struct DeviceConfig {
 };
 const DeviceConfig& config();
 void install(DeviceConfig config, const std::vector<std::string>& cuda_ops, const std::vector<std::string>& sparse_ops);
+void grow(int count);  // of GPUs, while installed; they never become fewer
 void uninstall();
 bool installed();
 bool start_engine_threads();  // autograd's worker thread per device; false if backward must not be called now
@@ -84,9 +85,16 @@ Allocation* allocation_of(const c10::TensorImpl* tensor);  // null: empty storag
 Allocation* allocation_of(const c10::DataPtr& pointer);
 at::Tensor new_tensor(c10::IntArrayRef sizes, c10::IntArrayRef strides, at::ScalarType dtype);  // on the current device
 void resize_storage(c10::StorageImpl* storage, int64_t bytes);
+void free_and_forget_memory(c10::StorageImpl* storage);  // its address stays, and is nobody's
 // cuBLAS keeps a workspace per handle and stream, and a handle per thread: allocated on first use, kept until cleared.
 void ensure_blas_workspace();
 void clear_blas_workspaces();
+// What this thread does until `end_aside` is none of the program's: benchmarks of a compiler, which a GPU would run once and
+// whose answers it keeps. Memory comes from an endless device beside the emulated one, nothing is recorded; the numbers of the
+// signatures that were called are given back.
+void begin_aside();
+std::vector<uint32_t> end_aside();
+bool aside();
 
 // ---- CUDA graphs: a capture takes the work out of the record, a replay puts it back ----
 struct Graph {

@@ -25,6 +25,7 @@ constexpr int kStreamsPerPool = 32, kPriorities = 4;
 bool from_pool(c10::StreamId stream) { return stream & 1; }
 
 DeviceConfig the_config;
+std::shared_ptr<const AllocatorSettings> the_settings;
 bool is_installed = false;
 std::vector<std::unique_ptr<CachingAllocator>> allocators;
 std::vector<std::unique_ptr<CachingAllocator>> retired;  // storages of an earlier emulation may still be freed
@@ -299,17 +300,23 @@ uint64_t draw_seed(const std::optional<at::Generator>& given) {
   return mixed ^ (mixed >> 31);
 }
 
-void install(DeviceConfig wanted, const std::vector<std::string>& cuda_ops, const std::vector<std::string>& sparse_ops) {
-  TORCH_CHECK(!is_installed, "the emulated device is installed already");
-  auto settings = parse_allocator_settings(wanted.allocator_conf);
-  the_config = std::move(wanted);
-  for (int device = 0; device < the_config.count; device++) {
-    auto made = std::make_unique<CachingAllocator>(device, the_config.total_bytes, the_config.outside_bytes, settings);
+void grow(int count) {
+  TORCH_CHECK(count <= kMaxDevices, "at most ", kMaxDevices, " GPUs are emulated in a process");
+  for (int device = int(allocators.size()); device < count; device++) {
+    auto made = std::make_unique<CachingAllocator>(device, the_config.total_bytes, the_config.outside_bytes, the_settings);
     made->set_listener(record_segment);
     allocators.push_back(std::move(made));
     default_generator(device).set_current_seed(c10::default_rng_seed_val);
     for (auto& taken : streams_taken[device]) taken = 0;
   }
+  the_config.count = int(allocators.size());
+}
+
+void install(DeviceConfig wanted, const std::vector<std::string>& cuda_ops, const std::vector<std::string>& sparse_ops) {
+  TORCH_CHECK(!is_installed, "the emulated device is installed already");
+  the_settings = parse_allocator_settings(wanted.allocator_conf);
+  the_config = std::move(wanted);
+  grow(the_config.count);
   { std::lock_guard lock(clocks().mutex); clocks().by_stream.clear(); }
   this_device = 0;
   this_stream.fill(0);

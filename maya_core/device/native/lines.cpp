@@ -67,6 +67,42 @@ PyThreadState* first_thread(PyThreadState* state) {
 
 }  // namespace
 
+namespace {
+
+bool is_of(PyFrameObject* frame, PyCodeObject* code, std::string_view package) {
+  static auto* cache = new std::unordered_map<PyCodeObject*, bool>;
+  if (auto found = cache->find(code); found != cache->end()) return found->second;
+  PyObject* globals = PyFrame_GetGlobals(frame);
+  PyObject* name = PyDict_GetItemString(globals, "__name__");
+  const char* text = name && PyUnicode_Check(name) ? PyUnicode_AsUTF8(name) : nullptr;
+  const bool found = text && std::string_view(text).starts_with(package);
+  Py_DECREF(globals);
+  Py_INCREF(code);
+  return (*cache)[code] = found;
+}
+
+void add_stack(PyThreadState* state, std::string_view without, std::vector<std::pair<PyCodeObject*, int>>& stack) {
+  PyFrameObject* frame = PyThreadState_GetFrame(state);
+  while (frame) {
+    PyCodeObject* code = PyFrame_GetCode(frame);
+    if (!is_of(frame, code, without)) stack.emplace_back(code, PyFrame_GetLasti(frame));
+    Py_DECREF(code);  // the frame keeps it
+    PyFrameObject* outer = PyFrame_GetBack(frame);
+    Py_DECREF(frame);
+    frame = outer;
+  }
+}
+
+}  // namespace
+
+std::vector<std::pair<PyCodeObject*, int>> call_stack(const char* without) {
+  std::vector<std::pair<PyCodeObject*, int>> stack;
+  PyThreadState* state = PyThreadState_Get();
+  add_stack(state, without, stack);
+  if (PyThreadState* main = first_thread(state); main != state) add_stack(main, without, stack);
+  return stack;
+}
+
 uint32_t current_line() {
   PyThreadState* state = PyGILState_GetThisThreadState();
   if (!state || !Py_IsInitialized()) return 0;

@@ -7,6 +7,7 @@
 #include <map>
 #include <unordered_map>
 
+#include "allocator_settings.h"
 #include "device.h"
 #include "values.h"
 
@@ -22,6 +23,17 @@ void release(void* context) {
   delete allocation;
 }
 void release_nothing(void*) {}
+
+// ---- the endless device of work that is done aside ----
+constexpr int64_t kEndless = int64_t(1) << 50;
+CachingAllocator& beside(int device) {
+  static auto* made = new std::map<int, std::unique_ptr<CachingAllocator>>;  // its blocks may outlive the emulation
+  static std::mutex mutex;
+  std::lock_guard lock(mutex);
+  auto& one = (*made)[device];
+  if (!one) one = std::make_unique<CachingAllocator>(device, kEndless, 0, parse_allocator_settings(""));
+  return *one;
+}
 
 using c10::CachingDeviceAllocator::DeviceStats;
 
@@ -39,7 +51,7 @@ struct StorageAllocator final : c10::DeviceAllocator {
     const int device = current_device();
     const c10::Device where(c10::DeviceType::CUDA, device);
     if (bytes == 0) return {nullptr, nullptr, &release_nothing, where};
-    auto& memory = maya::allocator(device);
+    auto& memory = aside() ? beside(device) : maya::allocator(device);
     Block* block = nullptr;
     try {
       block = memory.allocate(bytes, current_stream(device));
@@ -180,7 +192,14 @@ void resize_storage(c10::StorageImpl* storage, int64_t bytes) {
   storage->set_nbytes(bytes);
 }
 
+void free_and_forget_memory(c10::StorageImpl* storage) {
+  auto& pointer = storage->_mutable_data_ptr_no_checks();
+  if (!allocation_of(pointer)) return;
+  release(pointer.release_context());
+}
+
 void ensure_blas_workspace() {
+  if (aside()) return;
   const int device = current_device();
   std::lock_guard lock(blas().mutex);
   auto key = std::tuple(thread_handles.get(device), device, current_stream(device));

@@ -1,5 +1,6 @@
 #include "trace.h"
 
+#include "device.h"
 #include "lines.h"
 
 #include <ATen/SequenceNumber.h>
@@ -21,6 +22,7 @@ std::atomic<uint32_t> next_thread{0};
 thread_local uint32_t this_thread = next_thread++;
 thread_local std::vector<uint32_t> module_stack;
 thread_local int optimizer_depth = 0;
+thread_local std::vector<std::vector<uint32_t>> done_aside;  // signatures called, innermost last
 
 // Autograd numbers the nodes of a thread as they are made, so the module and line of a backward op are those of the forward
 // op whose node bears the same number. One row per forward thread, one column per number.
@@ -117,6 +119,10 @@ uint16_t Recorder::stream_number(int device, int64_t stream) {
 void Recorder::add(EventKind kind, int device, int64_t stream, uint32_t subject, int64_t a, int64_t b, uint16_t flags) {
   if (!on()) return;
   const bool anywhere = kind == EventKind::Free || kind == EventKind::SegmentAlloc || kind == EventKind::SegmentFree || kind == EventKind::Label;
+  if (!done_aside.empty() && !anywhere) {  // what the program's own memory sees of it stays
+    if (kind == EventKind::Op) done_aside.back().push_back(subject);
+    return;
+  }
   forget_if_earlier();
   const bool allocates = kind == EventKind::Alloc;
   if (allocates) last_line = current_line();  // takes the GIL: before any lock of ours
@@ -163,6 +169,14 @@ std::vector<std::pair<int, int64_t>> Recorder::streams() {
   std::lock_guard lock(mutex_);
   return streams_;
 }
+
+void begin_aside() { done_aside.emplace_back(); }
+std::vector<uint32_t> end_aside() {
+  auto done = std::move(done_aside.back());
+  done_aside.pop_back();
+  return done;
+}
+bool aside() { return !done_aside.empty(); }
 
 void enter_module(uint32_t module) { module_stack.push_back(module); }
 void leave_module() { if (!module_stack.empty()) module_stack.pop_back(); }

@@ -28,6 +28,7 @@ enum class EventKind : uint8_t {
   Collective = 14,   // subject: call; a: sequence number on its communicator, or between two ranks; b: call site
   GroupBegin = 15,   // the collectives up to GroupEnd on this stream are one launch; subject: communicator
   GroupEnd = 16,
+  HostWork = 17,     // the host computes; a: bytes it reads and writes
 };
 
 enum class Phase : uint8_t { Forward = 0, Backward = 1, Recompute = 2, Optimizer = 3 };

@@ -140,7 +140,7 @@ void fill_random_indices(const at::Tensor& indices, int64_t dim, int64_t choices
   if (indices.numel() == 0 || indices.numel() > kKnownIntegers || choices <= 0 || indices.scalar_type() != at::kLong) return forget(indices);
   auto host = at::empty(indices.sizes(), at::TensorOptions().dtype(at::kLong));
   const bool independent = dim < 0 || indices.dim() == 0;  // one index per row of the input
-  auto rows = independent ? host.view({-1, 1}) : host.movedim(dim, -1).reshape({-1, host.size(dim)}).contiguous();
+  auto rows = independent ? host.view({-1, 1}) : at::empty({host.numel() / host.size(dim), host.size(dim)}, host.options());
   const int64_t per_row = rows.size(1);
   std::mt19937_64 random(draw_seed(std::nullopt));
   std::vector<int64_t> deck;

@@ -279,6 +279,11 @@ def _keep(
     made = merge(older, sources, measured, collectives) if older else make(name, gpu, sources, measured, collectives)
     path = write_calibration(made, replace=add or replace)
     _say(console, made)
+    if older is not None and older.runs is not None:
+        console.print(
+            "[yellow]The factors of actual runs in it were of predictions without these measurements: make them anew with `maya calibrate --from-mlflow ... --add`.[/yellow]",
+            soft_wrap=True,
+        )
     console.print(f"Written to {path}; predictions for {gpu} follow it from now on.", highlight=False, soft_wrap=True)
     others = [each.name for each in calibrations(gpu) if each.name != name]
     if others:
@@ -301,6 +306,12 @@ def _say(console: Console, found: Calibration) -> None:
             )
     if found.collectives:
         console.print(_collective_table(found.collectives))
+    if found.runs:
+        console.print(
+            f"{found.runs}: step time {found.runs.before_pct:.1f} % off before, {found.runs.after_pct:.1f} % after, each run predicted by the others.",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def _say_unused(console: Console, found: Calibration) -> None:

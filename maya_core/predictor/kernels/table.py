@@ -19,6 +19,7 @@ from maya_core.predictor.kernels import (  # noqa: F401  they register their cha
 from maya_core.predictor.kernels.kernel import CHAINS, Kernel, Op, helper
 from maya_core.predictor.kernels.lists import foreach
 from maya_core.predictor.kernels.pointwise import elementwise
+from maya_core.predictor.kernels.triton import triton
 
 LARGE = 2**30  # bytes from which ops over more than 2^31 bytes or elements are done in parts
 
@@ -27,6 +28,8 @@ def kernels_of(signature: Signature) -> list[Kernel]:
     """The kernels, copies and memsets that the call launches, in order: as many as `signature.launches`."""
     if not signature.launches:
         return []
+    if signature.kernel is not None:
+        return triton(signature)
     op = Op(signature)
     chain = CHAINS.get(op.name)
     if chain is None:

@@ -1,0 +1,69 @@
+"""Kernels written in Triton: by the bytes their author counts, in the pattern they move them; products and attention of templates as such.
+
+No kernel of inductor's was measured: patterns are ATen's, and what is said is extrapolated. The patterns that are bound by how ATen wrote
+them (norms and softmaxes read rows a block at a time) are not used for them: a generated row reduction keeps its row on the chip and is bound
+by memory.
+"""
+
+from __future__ import annotations
+
+import math
+
+from maya_core.device.kernels.call import Signature, Tensor
+from maya_core.device.kernels.triton import TritonKernel
+from maya_core.predictor.kernels.kernel import Kernel, moved
+
+FAMILY = "triton"
+# What a fused op does to the pattern of a kernel that is otherwise elementwise.
+GATHERS = {"embedding", "index", "gather", "index_select", "_unsafe_index"}
+DRAWS = {"inductor_random", "rand", "randn", "native_dropout", "inductor_seeds"}
+
+
+def triton(signature: Signature) -> list[Kernel]:
+    kernel = signature.kernel
+    assert kernel is not None
+    tensors = [one for one in (*signature.arguments, *signature.outputs) if isinstance(one, Tensor)]
+    if kernel.template:
+        return [_template(kernel, tensors)]
+    given = signature.arguments[-2] if len(signature.arguments) > 1 else []
+    numels = _numels(kernel, given if isinstance(given, list) else [])
+    elements = math.prod(numels.values()) or max((one.numel for one in tensors), default=1)
+    touched = sum(moved(one) for one in tensors)
+    if kernel.nbytes is None:
+        total = float(touched)
+    else:
+        hinted = math.prod(kernel.numels.values()) or elements
+        total = kernel.nbytes * elements / hinted
+    written = min(total, float(sum(moved(one) for one in signature.outputs if isinstance(one, Tensor))))
+    row = math.prod(size for axis, size in numels.items() if axis.startswith("r"))
+    return [Kernel(FAMILY, pattern(kernel), (total - written, written, elements, row if kernel.reductions else 0))]
+
+
+def _numels(kernel: TritonKernel, given: list[int]) -> dict[str, int]:
+    """The sizes of this launch: those that are arguments of the kernel, which are all of them or none, else what it was made for."""
+    if len(given) == len(kernel.numels):
+        return dict(zip(kernel.numels, given, strict=True))
+    return kernel.numels
+
+
+def pattern(kernel: TritonKernel) -> str:
+    if kernel.atomic:
+        return "scatter"
+    if kernel.reductions:
+        return "column_reduction" if kernel.hint.startswith("OUTER") else "reduction"
+    ops = set(kernel.ops)
+    if ops & DRAWS:
+        return "dropout" if kernel.loads else "random"
+    if not kernel.loads and kernel.stores:
+        return "fill"
+    return "gather" if ops & GATHERS else "elementwise"
+
+
+def _template(kernel: TritonKernel, tensors: list[Tensor]) -> Kernel:
+    sizes = kernel.template
+    if sizes["kind"] == "attention":
+        return Kernel("triton_attention", sizes["model"], tuple(sizes["sizes"]))
+    traffic = (kernel.nbytes or sum(map(moved, tensors))) * 1.0
+    config = kernel.config
+    tile = (config.get("BLOCK_M", 64), config.get("BLOCK_N", 64), config.get("BLOCK_K", 32))
+    return Kernel("triton_gemm", sizes["dtype"], (*sizes["sizes"], *tile, kernel.warps, kernel.stages, traffic))
