@@ -1,0 +1,107 @@
+"""What inductor would time on the GPU, it is told by the predictor: the work is done once aside, unrecorded, and priced. So the answer is the
+same every time, and no memory of the program's is touched.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from maya_core.device.kernels.call import Signature
+from maya_core.device.kernels.planner import Planner
+from maya_core.device.patches import Patches
+from maya_core.hardware.catalog import Gpu
+
+SHORTEST_MS = 1e-4  # of nothing at all: inductor divides by what it is told
+# The predictor prices products as if aligned, for want of a table of others; profiles show them take two to three times as long
+# (docs/predictor.md). Whether to pad is a choice between the two, so here they differ.
+MISALIGNED = 2.0
+
+
+@contextmanager
+def aside(native: ModuleType) -> Iterator[list[int]]:
+    """Work within is none of the program's. Gives the numbers of the calls made, once it is over."""
+    done: list[int] = []
+    native.begin_aside()
+    try:
+        yield done
+    finally:
+        done += native.end_aside()
+
+
+class Prices:
+    """What work would take on the GPU, in milliseconds."""
+
+    def __init__(self, native: ModuleType, planner: Planner, gpu: Gpu) -> None:
+        self.native = native
+        self.planner = planner
+        self.gpu = gpu
+
+    @functools.cached_property
+    def _predictor(self) -> Any:
+        from maya_core.predictor.predict import Predictor  # read where something is benchmarked
+
+        return Predictor(self.gpu)
+
+    def of(self, work: Callable[[], Any]) -> float:
+        with aside(self.native) as calls:
+            work()
+        signatures = [self.planner.signatures[call] for call in calls]
+        slower = np.array([MISALIGNED if misaligned(signature) else 1.0 for signature in signatures])
+        return max(float((self._predictor.ops(signatures).seconds * slower).sum()) * 1e3, SHORTEST_MS)
+
+
+def misaligned(signature: Signature) -> bool:
+    """A product of half precision whose rows do not begin on 16 bytes."""
+    from maya_core.predictor.kernels import kernels_of
+
+    products = [kernel for kernel in kernels_of(signature) if kernel.family == "gemm"]
+    return any(
+        kernel.model in ("bfloat16", "float16") and any(size % 8 for size in kernel.sizes[2:4]) for kernel in products
+    )
+
+
+def put_on(prices: Prices, patches: Patches) -> None:
+    def benchmarkers(module: ModuleType) -> None:
+        def benchmark_gpu(self: Any, work: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
+            ms = prices.of(work)
+            return [ms] if kwargs.get("return_mode") == "all" else ms
+
+        for name in ("Benchmarker", "TritonBenchmarker", "InductorBenchmarker", "TorchProfilerBenchmarker"):
+            for method in ("benchmark_gpu", "benchmark_gpu_with_cuda_graph"):
+                if method in vars(getattr(module, name)):
+                    patches.set(getattr(module, name), method, benchmark_gpu)
+
+    def made_for_benchmarks(function: Callable[..., Any]) -> Callable[..., Any]:
+        """What a function allocates is only there to be timed."""
+
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with aside(prices.native):
+                return function(*args, **kwargs)
+
+        return run
+
+    def padding(module: ModuleType) -> None:
+        patches.set(module, "_should_pad", made_for_benchmarks(module._should_pad))
+
+    def choices(module: ModuleType) -> None:
+        for name in ("benchmark_choices", "benchmark_in_current_process"):
+            if name in vars(module.AlgorithmSelectorCache):
+                kept = vars(module.AlgorithmSelectorCache)[name]
+                function = kept.__func__ if isinstance(kept, classmethod | staticmethod) else kept
+                wrapped = made_for_benchmarks(function)
+                patches.set(
+                    module.AlgorithmSelectorCache,
+                    name,
+                    type(kept)(wrapped) if isinstance(kept, classmethod | staticmethod) else wrapped,
+                )
+
+    patches.when_imported("torch._inductor.runtime.benchmarking", benchmarkers)
+    patches.when_imported("torch._inductor.fx_passes.pad_mm", padding)
+    patches.when_imported("torch._inductor.select_algorithm", choices)

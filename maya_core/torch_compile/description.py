@@ -1,0 +1,135 @@
+"""What inductor knows of a kernel while it writes it, written into the code beside the kernel: there it is found again when generated code
+comes from a cache, with no graph at hand. Not into the kernel's own source: kernels with the same source are one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+import maya_core
+from maya_core.device.kernels.triton import TritonKernel
+from maya_core.device.patches import Patches
+from maya_core.torch_compile.templates import template_of
+
+KEY = "maya"  # in a kernel's inductor_meta
+MOST_LINES = 8
+FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+LIBRARIES = (*torch.__path__, *maya_core.__path__)
+
+
+def put_on(patches: Patches) -> None:
+    def kernels(module: ModuleType) -> None:
+        emit = module.TritonScheduling._emit_kernel_to_wrapper
+
+        def emit_with_description(
+            self: Any, wrapper: Any, kernel: Any, source: str, name: str, subs_name: str, schedule: Any, *rest: Any
+        ) -> None:
+            define = wrapper.define_kernel
+            told = {**describe(kernel), **sources(_nodes(schedule))}
+
+            def define_kernel(name: str, body: str, *args: Any, **kwargs: Any) -> None:
+                define(name, f"{body}\n{name}.inductor_meta[{KEY!r}] = {told!r}", *args, **kwargs)
+
+            wrapper.define_kernel = define_kernel
+            try:
+                emit(self, wrapper, kernel, source, name, subs_name, schedule, *rest)
+            finally:
+                del wrapper.define_kernel
+
+        patches.set(module.TritonScheduling, "_emit_kernel_to_wrapper", emit_with_description)
+
+    def templates(module: ModuleType) -> None:
+        common = module.TritonTemplateKernel.inductor_meta_common
+
+        def inductor_meta_common(self: Any) -> dict[str, Any]:
+            return {**common(), KEY: describe_template(self)}
+
+        patches.set(module.TritonTemplateKernel, "inductor_meta_common", inductor_meta_common)
+
+    patches.when_imported("torch._inductor.codegen.triton", kernels)
+    patches.when_imported("torch._inductor.select_algorithm", templates)
+
+
+def describe(kernel: Any) -> dict[str, Any]:
+    """What a kernel's source does not tell of it."""
+    if parts := getattr(kernel, "sub_kernels", None):  # several kernels in one launch
+        return {"nbytes": sum(describe(part)["nbytes"] for part in parts), "parts": len(parts)}
+    if hasattr(kernel, "output_node"):
+        return describe_template(kernel)
+    hint = kernel.features.get_reduction_hint() if kernel.features.is_reduction() else ""
+    return {
+        "nbytes": int(kernel.estimate_kernel_num_bytes()),
+        "hint": getattr(hint, "name", ""),
+        "numels": {name: _hint(size) for name, size in kernel.numels.items()},
+    }
+
+
+def describe_template(kernel: Any) -> dict[str, Any]:
+    """Of a template's kernel."""
+    return {
+        "nbytes": int(kernel.estimate_kernel_num_bytes()),
+        "flops": int(kernel.estimate_flops() or 0),
+        "template": template_of(kernel),
+    }
+
+
+def _hint(size: Any) -> int:
+    from torch._inductor.virtualized import V
+
+    return int(V.graph.sizevars.optimization_hint(size))
+
+
+def _nodes(schedule: Iterable[Any]) -> list[Any]:
+    """The FX nodes of what is in a kernel; a schedule also holds markers of loops."""
+    scheduled = [part for one in schedule if hasattr(one, "get_nodes") for part in one.get_nodes()]
+    return [origin for one in scheduled if one.node is not None for origin in one.node.get_origins()]
+
+
+def sources(nodes: list[Any]) -> dict[str, Any]:
+    """Which ops are fused, and the lines of the program that asked for them."""
+    ops: dict[str, None] = {}
+    lines: dict[str, None] = {}
+    for node in sorted(nodes, key=lambda one: one.name):
+        if original := node.meta.get("original_aten"):
+            ops[str(getattr(original, "_overloadpacket", original)).removeprefix("aten.")] = None
+        if line := program_line(node.meta.get("stack_trace") or ""):
+            lines[line] = None
+    return {"ops": list(ops), "lines": list(lines)[:MOST_LINES]}
+
+
+def program_line(stack: str) -> str:
+    """The innermost line of a stack that is not torch's or Maya's."""
+    frames = [(file, line) for file, line in FRAME.findall(stack) if not file.startswith(LIBRARIES)]
+    return f"{frames[-1][0]}:{frames[-1][1]}" if frames else ""
+
+
+def kernel_of(tuner: Any, config: Any, configs: int) -> TritonKernel:
+    """The kernel of a CachingAutotuner with one of its configurations."""
+    meta = tuner.inductor_meta
+    told = meta.get(KEY, {})
+    tiles = {**meta.get("config_args", {}), **config.kwargs}  # a template's are in its source
+    counted = meta.get("kernel_num_gb")  # in the source of kernels that are only benchmarked
+    return TritonKernel(
+        name=meta.get("kernel_name") or tuner.fn.__name__,
+        kind=str(getattr(tuner.heuristic_type, "name", tuner.heuristic_type)).lower(),
+        nbytes=told.get("nbytes", None if counted is None else round(counted * 1e9)),
+        flops=told.get("flops", 0),
+        loads=meta.get("num_load") or 0,
+        stores=meta.get("num_store") or 0,
+        reductions=meta.get("num_reduction") or 0,
+        hint=told.get("hint", ""),
+        numels=told.get("numels", {}),
+        atomic=bool(meta.get("atomic_add_found")),
+        config={name: value for name, value in tiles.items() if isinstance(value, int | float | str | bool)},
+        warps=config.num_warps,
+        stages=config.num_stages,
+        configs=configs,
+        ops=told.get("ops", []),
+        lines=told.get("lines", []),
+        template=told.get("template", {}),
+    )

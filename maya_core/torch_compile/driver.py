@@ -1,0 +1,51 @@
+"""The emulated GPU as Triton's driver knows it: what target to write kernels for, and what fits on an SM."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from maya_core.device.patches import Patches
+from maya_core.hardware.catalog import Gpu
+
+
+class Properties:
+    """Of what Triton's CudaUtils offer, the part that is asked for where nothing is loaded or launched."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {
+            "max_shared_mem": self.gpu.shared_memory_per_block_bytes,
+            "max_num_regs": 65536,
+            "multiprocessor_count": self.gpu.sms,
+            "warpSize": 32,
+            "sm_clock_rate": int(self.gpu.boost_clock_mhz * 1000),
+            "mem_clock_rate": int(self.gpu.memory_clock_mhz * 1000),
+            "mem_bus_width": self.gpu.memory_bus_bits,
+        }
+
+
+def put_on(gpu: Gpu, patches: Patches) -> None:
+    def replace(module: ModuleType) -> None:
+        nvidia = module.backends["nvidia"].driver
+
+        class EmulatedDriver(nvidia):  # type: ignore[misc, valid-type]
+            """Triton's own, without the library of CUDA's driver that it would load."""
+
+            def __init__(self) -> None:
+                self.utils = Properties(gpu)
+                self.launcher_cls = None
+                self.get_device_capability = lambda device=None: gpu.compute_capability
+                self.get_current_stream = torch._C._cuda_getCurrentRawStream
+                self.get_current_device = torch.cuda.current_device
+                self.set_current_device = torch.cuda.set_device
+
+        driver: Any = EmulatedDriver()
+        patches.set(module.driver, "_active", driver)
+        patches.set(module.driver, "_default", driver)
+
+    patches.when_imported("triton.runtime.driver", replace)

@@ -1,0 +1,71 @@
+"""Dynamo sees torch as it would on a GPU.
+
+Maya notes modules by a `nn.Module.__call__` of its own and optimizer steps by torch's hooks. Traced, both would end up in graphs and
+guards: modules are called through torch's own while dynamo traces, and hooks are not traced.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+from torch.optim import optimizer as torch_optimizer
+
+from maya_core.device.patches import Patches
+
+OURS = "an optimizer's step is noted"  # the reason of graph breaks that a GPU would not see
+
+
+def put_on(module_call: Any, patches: Patches) -> None:
+    """`module_call` is torch's own nn.Module.__call__."""
+
+    def with_torchs_call(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            recorded = nn.Module.__call__
+            nn.Module.__call__ = module_call  # type: ignore[method-assign]
+            try:
+                return function(*args, **kwargs)
+            finally:
+                nn.Module.__call__ = recorded  # type: ignore[method-assign]
+
+        return run
+
+    def tracing(module: ModuleType) -> None:
+        patches.set(module, "_compile", with_torchs_call(module._compile))
+
+    def wrapping(module: ModuleType) -> None:
+        # A compiled module keeps the call of the one it was made of, and dynamo goes into it.
+        optimized = module.OptimizedModule
+        patches.set(optimized, "_initialize", with_torchs_call(optimized._initialize))
+
+    def modules(module: ModuleType) -> None:
+        patches.set(module, "unpatched_nn_module_call", module_call)  # as found when dynamo was imported
+
+    def guards(module: ModuleType) -> None:
+        # Where a module's class has a __call__ of its own, nn.Module's is guarded: Maya's would be found in its place.
+        builder = module.GuardBuilder
+        match = builder.CLOSURE_MATCH
+
+        @functools.wraps(match)
+        def closure_match(self: Any, guard: Any) -> None:
+            if self.get(guard) is not module_call:
+                match(self, guard)
+
+        patches.set(builder, "CLOSURE_MATCH", closure_match)
+
+    def hooks(module: ModuleType) -> None:
+        # Torch itself breaks the graph inside every optimizer's step: hooks that do so too change no graph.
+        for table in (torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks):
+            for number, hook in list(table.items()):
+                if getattr(hook, "__module__", "").startswith("maya_core."):
+                    table[number] = module.disable(hook, reason=OURS)
+
+    patches.when_imported("torch._dynamo.convert_frame", tracing)
+    patches.when_imported("torch._dynamo.eval_frame", wrapping)
+    patches.when_imported("torch._dynamo.variables.nn_module", modules)
+    patches.when_imported("torch._dynamo.guards", guards)
+    patches.when_imported("torch._dynamo", hooks)

@@ -1,0 +1,105 @@
+"""Kernels that inductor generated: none is compiled, a launch records itself. And which of a kernel's tile configurations is launched, where
+inductor would try them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from maya_core.device.kernels.planner import Planner
+from maya_core.device.kernels.triton import NAMESPACE
+from maya_core.device.patches import Patches
+from maya_core.torch_compile.benchmarks import Prices
+from maya_core.torch_compile.configurations import best
+from maya_core.torch_compile.description import kernel_of
+from maya_core.torch_compile.templates import with_mask
+from maya_core.torch_compile.user_kernels import use_of
+
+WRITTEN = ("out_ptr", "in_out_ptr", "ws_ptr")  # how inductor's code generation names what a kernel writes
+
+
+def put_on(prices: Prices, patches: Patches) -> None:
+    native, planner, gpu = prices.native, prices.planner, prices.gpu
+
+    def bench(self: Any, launcher: Any, *args: Any, with_profiler: bool = False, **kwargs: Any) -> float:
+        return prices.of(lambda: launcher(*args, **kwargs, stream=0))
+
+    def heuristics(module: ModuleType) -> None:
+        class Recorded(module.CompileResult):  # type: ignore[name-defined]
+            """In the place of a compiled kernel."""
+
+            def make_launcher(self) -> Any:
+                function = self.kernel.fn
+                constant = module.get_constexprs(function)
+                _, given, absent = self._get_arg_lists(function.arg_names, constant)
+                passed = [
+                    name
+                    for place, name in enumerate(function.arg_names)
+                    if place not in constant and name not in absent
+                ]
+                runner = launcher_of(native, planner, self.kernel, self.config, passed)
+                launcher = self._gen_launcher_code(
+                    {"runner": runner}, given, ["grid_0", "grid_1", "grid_2", "stream", *passed]
+                )
+                launcher.config = self.config
+                launcher.n_regs = launcher.n_spills = launcher.shared = 0
+                launcher.cache_hash = "emulated"
+                launcher.store_cubin = False
+                return launcher
+
+        class Recording(module.CachingAutotunerPlugin):  # type: ignore[name-defined]
+            def pre_compile(self, autotuner: Any) -> object:
+                if not autotuner.launchers:
+                    config = best(gpu, autotuner)
+                    meta = autotuner._create_compile_meta(config)
+                    result = Recorded(autotuner, config, meta, autotuner.inductor_meta)
+                    autotuner.compile_results = [result]
+                    autotuner.launchers = [result.make_launcher()]
+                return None
+
+        patches.set(module, "get_caching_autotuner_plugins", lambda autotuner: [Recording()])
+        # Tuning by trial goes on from the configuration that was chosen: there is nothing to try.
+        for tuning in ("coordinate_descent_tuning", "_combo_sequential_autotune"):
+            patches.set(module.CachingAutotuner, tuning, lambda self, launcher, *args, **kwargs: launcher)
+        patches.set(module.CachingAutotuner, "bench", bench)
+
+    patches.when_imported("torch._inductor.runtime.triton_heuristics", heuristics)
+
+
+def launcher_of(native: ModuleType, planner: Planner, tuner: Any, config: Any, names: list[str]) -> Callable[..., None]:
+    """A function that records a launch of the kernel. `names` are those of the arguments that come after grid and stream."""
+    writes, reads = _uses(tuner, names)
+    sizes = [place for place, name in enumerate(names) if name.endswith("numel")]
+    record, is_known, forget = native.record_call, native.is_known, native.forget
+    op, number = "", -1
+
+    def launch(x: int, y: int, z: int, stream: int, *args: Any) -> None:
+        nonlocal op, number
+        if not op:  # its description stands after it in generated code
+            kernel = kernel_of(tuner, config, getattr(tuner, "_maya_configs", 1))
+            kernel = replace(kernel, template=with_mask(kernel.template, native, dict(zip(names, args, strict=False))))
+            op, number = NAMESPACE + kernel.name, planner.number_of(kernel)
+        written = [args[place] for place in writes if isinstance(args[place], torch.Tensor)]
+        read = [args[place] for place in reads if isinstance(args[place], torch.Tensor)]
+        record(op, [*read, [x, y, z], [args[place] for place in sizes], number], written)
+        for one in written:
+            if is_known(one):
+                forget(one)
+
+    return launch
+
+
+def _uses(tuner: Any, names: list[str]) -> tuple[list[int], list[int]]:
+    """Places of the arguments that the kernel writes, and of those it only reads."""
+    if tuner.custom_kernel:
+        use = use_of(tuner.fn.fn)
+        writes = [place for place, name in enumerate(names) if name in use.writes]
+    else:
+        mutated = set(tuner.mutated_arg_names)
+        writes = [place for place, name in enumerate(names) if name.startswith(WRITTEN) or name in mutated]
+    return writes, [place for place in range(len(names)) if place not in writes]

@@ -1,0 +1,35 @@
+"""Compiled training against what real CUDA PyTorch did (tests/accuracy/compile_against_oracle.py): Triton kernels in order, products, launches and
+peak memory, all equal. Here the scripts that need no other library; all of them, and the CUDA build, are that script's.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "accuracy"))
+from compile_against_oracle import emulated
+
+from maya_core.compiled import cache_folder
+
+with (Path(__file__).parent / "data/oracle.csv").open() as file:
+    ORACLE = {row["script"]: row for row in csv.DictReader(file)}
+
+
+@pytest.mark.parametrize("script", ["adamw", "ddp", "flex_attention"])
+def test_kernels_and_memory_are_those_of_cuda_torch(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From an empty cache of inductor's, as there."""
+    for entry in cache_folder().iterdir():
+        if entry.name != "inductor":
+            (tmp_path / entry.name).symlink_to(entry)
+    monkeypatch.setenv("MAYA_CACHE_DIR", str(tmp_path))
+    told = ORACLE[script]
+    ours = emulated(script, told["layers"], told["gpu"])
+    assert [one.name for one in ours.triton] == told["triton"].split()
+    assert (ours.products, ours.launches) == (int(told["products"]), int(told["launches"]))
+    assert ours.allocated == int(told["allocated"])
