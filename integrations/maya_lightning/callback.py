@@ -1,0 +1,43 @@
+"""Callbacks that every Trainer gets, by Lightning's `callbacks_factory` entry points, and that do nothing unless Maya is in use."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+def for_lightning() -> list[Any]:
+    return _callbacks("lightning.pytorch.callbacks.callback")
+
+
+def for_pytorch_lightning() -> list[Any]:
+    return _callbacks("pytorch_lightning.callbacks.callback")
+
+
+def _callbacks(module: str) -> list[Any]:
+    if "maya_lightning.plugin" not in sys.modules:  # nobody has emulated anything in this process
+        return []
+    base = sys.modules[module].Callback
+    return [type("MayaRules", (Rules, base), {})()]
+
+
+class Rules:
+    """In the loop: what depends on metrics of a validation that is left out does without them."""
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        from maya_core.errors import MayaError
+        from maya_lightning.plugin import MayaEmulator
+
+        emulator = trainer._accelerator_connector.cluster_environment
+        if isinstance(emulator, MayaEmulator) and emulator.session.emulation is None:
+            raise MayaError(
+                "this MayaEmulator's emulation was over before the Trainer was made.",
+                "Make a new one for every Trainer: Trainer(plugins=[MayaEmulator(...)]).",
+            )
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        from maya_core.device.emulated import EmulatedDevice
+
+        if EmulatedDevice.current is not None and trainer.strategy.root_device.type == "cuda":
+            for scheduler in trainer.lr_scheduler_configs:
+                scheduler.strict = False  # ReduceLROnPlateau of a validation loss

@@ -1,0 +1,145 @@
+"""Where a Trainer or a Fabric turns its arguments into an accelerator, devices and ranks: the world it asks for becomes the
+emulated one."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
+
+from maya_core.errors import MayaError
+from maya_core.launch.emulation import Emulation
+from maya_core.launch.progress import say
+from maya_core.launch.world import World
+from maya_lightning.plugin import MayaEmulator
+
+OTHER_STARTS = ("_spawn", "_fork", "_notebook")  # ways to start processes: here the emulation starts them
+
+
+def put_on(emulation: Emulation, name: str, module: ModuleType) -> None:
+    connector = getattr(module, name)
+    original = connector.__init__
+    patches = emulation.device.patches
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        given = inspect.signature(original).bind(self, *args, **kwargs)
+        given.apply_defaults()
+        arguments = given.arguments
+        emulator = _emulator_in(arguments["plugins"])
+        try:
+            if emulator is None and not _wants_gpu(arguments["accelerator"]):
+                return original(self, *args, **kwargs)  # a CPU training beside the emulated one
+            if emulator is not None:
+                _check(arguments)
+            _take_place(emulation, emulator, arguments)
+            original(*given.args, **given.kwargs)
+        except BaseException:
+            if emulator is not None:
+                emulator.session.drop()
+            raise
+
+    patches.set(connector, "__init__", __init__)
+    # A notebook cannot start processes by script; under emulation it need not.
+    patches.set(module, "_IS_INTERACTIVE", False)
+
+
+def put_on_command(emulation: Emulation, module: ModuleType) -> None:
+    """`fabric run`, which counts GPUs and leaves the rest to torchrun."""
+    original = module._get_num_processes
+
+    @functools.wraps(original)
+    def get_num_processes(accelerator: str, devices: str) -> int:
+        if _wants_gpu(accelerator or "auto") and emulation.settings.gpus is None:
+            emulation.grow(_gpus(devices, emulation.device.gpus)[0])
+        return int(original(accelerator, devices))
+
+    emulation.device.patches.set(module, "_get_num_processes", get_num_processes)
+
+
+def _emulator_in(plugins: Any) -> MayaEmulator | None:
+    found = [one for one in (plugins if isinstance(plugins, Iterable) else [plugins]) if isinstance(one, MayaEmulator)]
+    if len(found) > 1:
+        for one in found:
+            one.session.drop()
+        raise MayaError("two MayaEmulators among the plugins.", "Give one: a job runs on one kind of GPU.")
+    return found[0] if found else None
+
+
+def _wants_gpu(accelerator: Any) -> bool:
+    return accelerator in ("auto", "gpu", "cuda") or type(accelerator).__name__ == "CUDAAccelerator"
+
+
+def _check(arguments: dict[str, Any]) -> None:
+    """The plugin's ways to be misused."""
+    if not _wants_gpu(arguments["accelerator"]):
+        raise MayaError(
+            f"accelerator={arguments['accelerator']!r} together with MayaEmulator, which emulates GPUs.",
+            "Leave `accelerator` out, or leave the plugin out to train on the CPU.",
+        )
+    strategy = arguments["strategy"]
+    carried = getattr(strategy, "cluster_environment", None)
+    if carried is not None and not isinstance(carried, MayaEmulator):
+        raise MayaError(
+            f"{type(strategy).__name__} carries a cluster environment of its own, {type(carried).__name__}.",
+            "Make the strategy without `cluster_environment`: MayaEmulator is one.",
+        )
+
+
+def _take_place(emulation: Emulation, emulator: MayaEmulator | None, arguments: dict[str, Any]) -> None:
+    """Settles the world, and this process's place in it. What `maya run` was told comes first, then the plugin, then the Trainer."""
+    settings = emulation.settings
+    arguments["strategy"] = _started_by_us(arguments["strategy"])
+    needed, ranks = _gpus(arguments["devices"], emulation.device.gpus)
+    if emulator is not None and emulator.asked.gpus_per_node:
+        by_command = None if emulator.session.on else settings.gpus
+        needed = ranks = by_command or emulator.asked.gpus_per_node
+    nodes = settings.nodes or (emulator.asked.nodes if emulator is not None else None) or arguments["num_nodes"]
+    world = World(nodes, ranks)
+    if emulator is not None:
+        emulator.world = world
+        _say(emulation, emulator, arguments)
+        if emulator.asked.gpus_per_node:
+            arguments["devices"] = ranks
+    arguments["num_nodes"] = nodes
+    if "RANK" in os.environ:  # a launcher was here; whether it meant the same, Lightning itself checks
+        return
+    if settings.gpus is None or (emulator is not None and emulator.session.on):
+        emulation.grow(needed)
+    emulation.become_world(world)
+
+
+def _say(emulation: Emulation, emulator: MayaEmulator, arguments: dict[str, Any]) -> None:
+    world, asked = emulator.world, emulator.asked
+    if world is None or emulation.rank not in (None, 0):
+        return
+    cluster = f"{world.nodes} node{'s' * (world.nodes > 1)} of {world.ranks_per_node} x {emulation.device.gpu.name}"
+    default = "" if asked.gpu or asked.node or not emulator.session.on else ", the default GPU"
+    by_trainer = f", as devices={arguments['devices']!r} and num_nodes={arguments['num_nodes']} ask for"
+    say(f"emulating {cluster}{default}{'' if asked.nodes or asked.gpus_per_node else by_trainer}")
+
+
+def _gpus(devices: Any, there: int) -> tuple[int, int]:
+    """How many GPUs a node must have for these `devices`, and how many of them get a rank."""
+    if isinstance(devices, str) and "," in devices:
+        devices = [int(one) for one in devices.split(",") if one.strip()]
+    if isinstance(devices, list | tuple):
+        return max(devices, default=0) + 1, len(devices)
+    if isinstance(devices, str) and devices.lstrip("-").isdigit():
+        devices = int(devices)
+    if not isinstance(devices, int) or devices < 1:  # 'auto', -1: all that are there; what is wrong Lightning says
+        return there, there
+    return devices, devices
+
+
+def _started_by_us(strategy: Any) -> Any:
+    """The same strategy, in processes that are there already."""
+    if isinstance(strategy, str):
+        for start in OTHER_STARTS:
+            strategy = strategy.replace(start, "")
+    elif getattr(strategy, "_start_method", "popen") != "popen":
+        strategy._start_method = "popen"
+    return strategy

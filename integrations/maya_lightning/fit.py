@@ -1,0 +1,138 @@
+"""`Trainer.fit` under emulation: a few steps of the program's own training and nothing else. Validation, sanity steps, checkpoints,
+profiles and logs are left out; schedules are not touched, for the Trainer's limits stay what they are.
+
+In a process that lives on, the model and the Trainer are afterwards what they were before.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from maya_core.launch.emulation import Emulation
+from maya_core.launch.progress import say
+from maya_core.launch.session import Session
+from maya_core.launch.weights import Weights
+from maya_lightning.plugin import MayaEmulator
+
+NO_WEIGHTS = "the emulated training has no weights to use"
+
+
+def put_on(emulation: Emulation, module: ModuleType) -> None:
+    """`module` has the Trainer."""
+    patches = emulation.device.patches
+    trainer = module.Trainer
+    patches.set(trainer, "fit", _emulated(trainer.fit, emulation))
+    for name in ("validate", "test", "predict"):
+        patches.set(trainer, name, _left_out(name, []))
+    patches.set(trainer, "save_checkpoint", _left_out("save_checkpoint", None))
+
+
+def _left_out(name: str, answer: Any) -> Callable[..., Any]:
+    said: list[str] = []
+
+    def leave_out(*_: Any, **__: Any) -> Any:
+        if not said:
+            say(f"under emulation trainer.{name} is left out: {NO_WEIGHTS}")
+        said.append(name)
+        return answer
+
+    return leave_out
+
+
+def _emulated(original: Callable[..., None], emulation: Emulation) -> Callable[..., None]:
+    @functools.wraps(original)
+    def fit(trainer: Any, model: Any, *args: Any, **kwargs: Any) -> None:
+        if trainer.strategy.root_device.type != "cuda":
+            return original(trainer, model, *args, **kwargs)  # a CPU training beside the emulated one
+        if kwargs.pop("ckpt_path", None) is not None:
+            say("under emulation no checkpoint is read: the training begins at its first step")
+        session = Session.current
+        weights = Weights(model) if isinstance(model, nn.Module) else None
+        try:
+            with _only_steps(trainer, weights):
+                original(trainer, model, *args, **kwargs)
+        except BaseException as error:
+            if session is None or not _end(session, trainer, error):
+                raise
+        else:
+            if session is not None:
+                _end(session, trainer, None)
+
+    return fit
+
+
+def _end(session: Session, trainer: Any, error: BaseException | None) -> bool:
+    """The emulation ends with the training. Whether the error was only the end of the steps."""
+    stopped = session.end(error)
+    if stopped:
+        trainer.state.status = type(trainer.state.status).FINISHED
+    emulator = trainer._accelerator_connector.cluster_environment
+    if isinstance(emulator, MayaEmulator):
+        _emulate_again(trainer, emulator)
+    return stopped
+
+
+def _emulate_again(trainer: Any, emulator: MayaEmulator) -> None:
+    """This Trainer is one for emulated GPUs for ever: another `fit` emulates again."""
+
+    def fit(*args: Any, **kwargs: Any) -> None:
+        emulator.session.begin()
+        emulation = emulator.session.emulation
+        assert emulation is not None and emulator.world is not None
+        emulation.become_world(emulator.world)
+        type(trainer).fit(trainer, *args, **kwargs)
+
+    trainer.fit = fit
+    for name in ("validate", "test", "predict"):
+        setattr(trainer, name, _left_out(name, []))
+    trainer.save_checkpoint = _left_out("save_checkpoint", None)
+
+
+@contextmanager
+def _only_steps(trainer: Any, weights: Weights | None) -> Iterator[None]:
+    package = sys.modules[type(trainer.state).__module__.partition(".trainer")[0]]  # of the two distributions
+    loggers, profiler = trainer.loggers, trainer.profiler
+    limits = trainer.limit_val_batches, trainer.num_sanity_val_steps
+    # A logger that is asked its name may begin an experiment; a checkpoint callback asks, and remembers.
+    state = [(one, dict(vars(one))) for one in (*loggers, *trainer.checkpoint_callbacks)]
+    teardown = trainer.strategy.teardown
+
+    def release() -> None:
+        """Before Lightning copies weights and optimizer states to the host: there is nothing in them."""
+        trainer.strategy.optimizers = []
+        if weights is not None:
+            weights.put_back()
+        teardown()
+
+    trainer.loggers = [_silent(package.loggers.logger.DummyLogger, logger) for logger in loggers]
+    trainer.profiler = package.profilers.PassThroughProfiler()
+    trainer.limit_val_batches, trainer.num_sanity_val_steps = 0, 0
+    trainer.strategy.teardown = release
+    try:
+        yield
+    finally:
+        del trainer.strategy.teardown
+        trainer.limit_val_batches, trainer.num_sanity_val_steps = limits
+        trainer.loggers, trainer.profiler = loggers, profiler
+        for one, before in state:
+            vars(one).clear()
+            vars(one).update(before)
+        trainer.strategy.optimizers = []
+        if weights is not None:
+            weights.put_back()
+
+
+def _silent(base: type, logger: Any) -> Any:
+    """A logger of the same name and place, that takes everything and writes nothing."""
+
+    def of_the_users(name: str) -> property:
+        return property(lambda _: getattr(logger, name))
+
+    return type("SilentLogger", (base,), {name: of_the_users(name) for name in ("name", "version", "save_dir")})()

@@ -1,0 +1,138 @@
+"""The plugin. To Lightning it is a ClusterEnvironment: it says which rank of which world this process is. What else changes in
+Lightning while the emulation is on is in hooks.py."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import ModuleType, TracebackType
+
+from maya_core.errors import MayaError
+from maya_core.launch.session import Asked, Session
+from maya_core.launch.world import World
+from maya_core.predictor.attention_kind import DEFAULT_ATTENTION
+from maya_core.report.prediction import Prediction
+
+
+class MayaEmulator:
+    """Emulates what a Trainer or Fabric trains, in this process, and predicts what it does to real GPUs.
+
+        emulator = MayaEmulator("h100", nodes=8, gpus_per_node=8)
+        Trainer(strategy="fsdp", plugins=[emulator]).fit(model)
+        emulator.prediction
+
+    The emulation is on from here to the end of `fit`. Without `nodes` and `gpus_per_node` the Trainer's own `num_nodes` and
+    `devices` count. A loop of one's own, with Fabric say, goes into a `with emulator:` block, or ends with the script.
+    """
+
+    def __init__(
+        self,
+        gpu: str | None = None,
+        *,
+        nodes: int | None = None,
+        gpus_per_node: int | None = None,
+        steps: int = 3,
+        node: str | None = None,
+        network: str | None = None,
+        price_per_gpu_hour: float | None = None,
+        attention: str = DEFAULT_ATTENTION,
+        samples_per_step: float | None = None,
+        tokens_per_step: float | None = None,
+        out: str | Path | None = None,
+        html: str | Path | None = None,
+        json: str | Path | None = None,
+        mlflow: bool | str = False,
+    ) -> None:
+        self.asked = Asked(
+            gpu=gpu,
+            nodes=nodes,
+            gpus_per_node=gpus_per_node,
+            steps=steps,
+            node=node,
+            network=network,
+            price_per_gpu_hour=price_per_gpu_hour,
+            attention=attention,
+            samples_per_step=samples_per_step,
+            tokens_per_step=tokens_per_step,
+            out=out,
+            html=html,
+            json=json,
+            mlflow=mlflow,
+        )
+        self.session = Session("MayaEmulator", self.asked)
+        self.world: World | None = None  # once a Trainer or a Fabric has been made with it
+        self.session.begin()
+
+    @property
+    def prediction(self) -> Prediction:
+        if self.session.prediction is None:
+            raise MayaError(
+                "there is no prediction yet.",
+                "It is there after `trainer.fit`; under `maya run`, the command prints it and writes it to --out.",
+            )
+        return self.session.prediction
+
+    def __enter__(self) -> MayaEmulator:
+        self.session.begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> bool:
+        return self.session.end(error)
+
+    # ---- what Lightning asks of a ClusterEnvironment; a launcher's environment variables are there in a world of several ----
+    @property
+    def creates_processes_externally(self) -> bool:
+        return True
+
+    @property
+    def main_address(self) -> str:
+        return os.environ.get("MASTER_ADDR", "127.0.0.1")
+
+    @property
+    def main_port(self) -> int:
+        return int(os.environ.get("MASTER_PORT", 29500))
+
+    @staticmethod
+    def detect() -> bool:
+        return False
+
+    def world_size(self) -> int:
+        return int(os.environ.get("WORLD_SIZE", 1))
+
+    def global_rank(self) -> int:
+        return int(os.environ.get("RANK", 0))
+
+    def local_rank(self) -> int:
+        return int(os.environ.get("LOCAL_RANK", 0))
+
+    def node_rank(self) -> int:
+        return int(os.environ.get("GROUP_RANK", 0))
+
+    def set_world_size(self, size: int) -> None:
+        pass
+
+    def set_global_rank(self, rank: int) -> None:
+        pass
+
+    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
+        if num_devices * num_nodes != self.world_size():
+            raise MayaError(
+                f"devices={num_devices} and num_nodes={num_nodes} in a world of {self.world_size()} ranks.",
+                "The command that starts the ranks and the Trainer must say the same.",
+            )
+
+    def teardown(self) -> None:
+        pass
+
+
+def take_as_environment(module: ModuleType) -> None:
+    """`module` has Lightning's ClusterEnvironment: of each distribution its own."""
+    module.ClusterEnvironment.register(MayaEmulator)
+
+
+for name in ("lightning.fabric", "lightning_fabric"):  # for LightningCLI, which asks before it makes one
+    if found := sys.modules.get(f"{name}.plugins.environments.cluster_environment"):
+        take_as_environment(found)
