@@ -1,0 +1,98 @@
+"""Samples and tokens of a step, where accelerate's data loaders stand between torch's and the program: they take batches ahead,
+join what they send to all ranks, and Trainer takes all batches of a step at once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from maya_core.launch.data import DataRecord, length_of, size_of
+from maya_core.launch.emulation import Emulation
+
+Size = tuple[int, int]  # samples, tokens
+
+
+def put_on(emulation: Emulation) -> None:
+    patches, record = emulation.device.patches, emulation.data
+    size = functools.partial(batch_size, emulation.device.native)
+
+    def accelerate_loaders(loaders: ModuleType) -> None:
+        for loader in (loaders.DataLoaderShard, loaders.DataLoaderDispatcher):
+            patches.set(loader, "__iter__", _noting_iter(loader.__iter__, record, size))
+
+    def trainer(module: ModuleType) -> None:
+        patches.set(module.Trainer, "get_batch_samples", _noting_step(module.Trainer.get_batch_samples, record, size))
+
+    patches.when_imported("accelerate.data_loader", accelerate_loaders)
+    patches.when_imported("transformers.trainer", trainer)
+
+
+def _noting_iter(original: Callable[..., Any], record: DataRecord, size: Callable[[Any], Size]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def __iter__(self: Any) -> Iterator[Any]:
+        batches = original(self)
+        while True:
+            with record.within():
+                batch = next(batches, _END)
+            if batch is _END:
+                return
+            record.note(self, [size(batch)], length_of(self), _replicas(self))
+            yield batch
+
+    return __iter__
+
+
+_END = object()
+
+
+def _noting_step(original: Callable[..., Any], record: DataRecord, size: Callable[[Any], Size]) -> Callable[..., Any]:
+    """Trainer takes the batches of a whole step, gradient accumulation included, before it trains on the first."""
+
+    @functools.wraps(original)
+    def get_batch_samples(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with record.within():
+            taken = original(self, *args, **kwargs)
+        loader = self.callback_handler.train_dataloader
+        record.note(loader, [size(batch) for batch in taken[0]], length_of(loader), _replicas(loader))
+        return taken
+
+    return get_batch_samples
+
+
+def _replicas(loader: Any) -> int | None:
+    """Over how many ranks accelerate spreads the data: with tensor parallelism not over all."""
+    if hasattr(loader, "slice_fn"):  # a DataLoaderDispatcher
+        return 1 if loader.submesh_tp else int(loader.state.num_processes)
+    for shard in (getattr(loader, "batch_sampler", None), getattr(loader, "dataset", None)):
+        if isinstance(found := getattr(shard, "num_processes", None), int):
+            return found
+    return None
+
+
+def batch_size(native: ModuleType, batch: Any) -> Size:
+    """Tokens are what the GPU works on, padding included. Of sequences laid end to end each is a sample."""
+    ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+    if not isinstance(ids, torch.Tensor) or ids.dim() < 2:
+        try:
+            return size_of(batch)
+        except Exception:  # a batch of the user's own kind: nothing of theirs may fail for our counting
+            return 0, 0
+    samples = _sequences(native, batch) if ids.shape[0] == 1 else ids.shape[0]
+    return samples, ids.numel()
+
+
+def _sequences(native: ModuleType, batch: Mapping[str, Any]) -> int:
+    """In a batch of one row: the sequences that a flattening collator or packing has put into it."""
+    ends = batch.get("cu_seq_lens_q")
+    if isinstance(ends, torch.Tensor):
+        return max(1, ends.numel() - 1)
+    positions = batch.get("position_ids")
+    if not isinstance(positions, torch.Tensor):
+        return 1
+    known = native.host_value(positions) if positions.is_cuda else positions
+    # Padding at the end has position 0 too, so a sequence is told by its second token.
+    return 1 if known is None else max(1, int((known == 1).sum()))

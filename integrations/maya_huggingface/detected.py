@@ -1,0 +1,49 @@
+"""What transformers, accelerate and DeepSpeed remember for a process: devices found, the world joined, plugins in use. Set aside
+while an emulation is on in a process that lives on, and put back when it ends."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+
+from maya_core.launch.emulation import Emulation
+
+# Modules whose functions cache what devices and packages there are.
+CACHES = ("transformers.utils.import_utils", "accelerate.utils.imports", "accelerate.utils.environment")
+STATES = ("PartialState", "AcceleratorState", "GradientState")  # of accelerate, one of each
+VARIABLES = ("ACCELERATE_", "FSDP_")  # by which an Accelerator tells others of its plugins
+GLOBALS = {"deepspeed.comm.comm": "cdb", "transformers.integrations.deepspeed": "_hf_deepspeed_config_weak_ref"}
+
+
+def set_aside(emulation: Emulation) -> None:
+    patches = emulation.device.patches
+    patches.on_undo(_forget)  # last, for undoing goes backwards
+    states = sys.modules["accelerate.state"]
+    for name in STATES:
+        shared = getattr(states, name)._shared_state
+        patches.on_undo(functools.partial(shared.update, dict(shared)))
+        patches.on_undo(shared.clear)
+        shared.clear()
+    patches.on_undo(functools.partial(_restore_variables, dict(os.environ)))
+    for module, name in GLOBALS.items():
+        patches.on_undo(functools.partial(_restore_global, module, name, getattr(sys.modules.get(module), name, None)))
+    _forget()
+
+
+def _forget() -> None:
+    for name in CACHES:
+        for value in list(vars(sys.modules[name]).values()) if name in sys.modules else ():
+            if hasattr(value, "cache_clear"):
+                value.cache_clear()
+
+
+def _restore_variables(before: dict[str, str]) -> None:
+    for name in [name for name in os.environ if name.startswith(VARIABLES) and name not in before]:
+        del os.environ[name]
+    os.environ.update({name: value for name, value in before.items() if name.startswith(VARIABLES)})
+
+
+def _restore_global(module: str, name: str, before: object) -> None:
+    if module in sys.modules:
+        setattr(sys.modules[module], name, before)

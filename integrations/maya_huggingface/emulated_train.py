@@ -1,0 +1,155 @@
+"""`Trainer.train` where a MayaCallback has begun the emulation: it returns after the steps asked for, the emulation ends with it, and
+model and arguments are what they were before the Trainer was made."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import transformers.trainer as trainer_module
+from torch import nn
+from transformers.trainer_callback import CallbackHandler
+from transformers.trainer_utils import PredictionOutput, TrainOutput
+
+from maya_core.errors import MayaError
+from maya_core.launch.emulation import Emulation
+from maya_core.launch.progress import say
+from maya_core.launch.session import Session
+from maya_core.launch.weights import Weights
+from maya_core.report.prediction import Prediction
+from maya_huggingface.left_out import NoMetrics
+
+LEFT_OUT: dict[str, Any] = {
+    "evaluate": NoMetrics(),
+    "predict": PredictionOutput(predictions=None, label_ids=None, metrics=NoMetrics()),  # type: ignore[arg-type]
+    **dict.fromkeys(("save_model", "save_state", "save_metrics", "push_to_hub", "create_model_card")),
+}
+
+
+def put_on(emulation: Emulation, session: Session) -> None:
+    patches, trainer = emulation.device.patches, trainer_module.Trainer
+    before: dict[str, Any] = {}  # what the Trainer was given, as it was
+    patches.set(trainer, "__init__", _on_emulated_gpus(trainer.__init__, before))
+    patches.set(trainer, "train", _ending(trainer.train, session, before))
+    patches.set(CallbackHandler, "add_callback", _only_one(CallbackHandler.add_callback))
+
+
+def _only_one(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def add_callback(self: Any, callback: Any) -> None:
+        from maya_huggingface.callback import MayaCallback
+
+        if isinstance(callback, MayaCallback) and any(isinstance(one, MayaCallback) for one in self.callbacks):
+            raise MayaError(
+                "this Trainer has two MayaCallbacks.", "Give it one: report_to='maya' brings one of its own, too."
+            )
+        original(self, callback)
+
+    return add_callback
+
+
+def _on_emulated_gpus(original: Callable[..., None], before: dict[str, Any]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def __init__(self: Any, model: Any = None, args: Any = None, *rest: Any, **kwargs: Any) -> None:
+        if args is not None:
+            before["args"] = (args, dict(vars(args)))
+            _set_up_again(args)
+        if isinstance(model, nn.Module):
+            before["model"] = Weights(model)
+        original(self, model, args, *rest, **kwargs)
+
+    return __init__
+
+
+def _set_up_again(args: Any) -> None:
+    if args.use_cpu:
+        raise MayaError(
+            "use_cpu=True, and a MayaCallback: what trains on the CPU needs no GPU.",
+            "Leave use_cpu out to emulate GPUs, or the callback to train.",
+        )
+    if args.device.type == "cuda":
+        return
+    if args.deepspeed:
+        raise MayaError(
+            "these TrainingArguments were made before the MayaCallback, and DeepSpeed's batch sizes with them.",
+            "Make the MayaCallback first.",
+        )
+    del args.__dict__["_setup_devices"]  # found no GPU; asked again, it finds the emulated ones
+    _ = args.device
+
+
+def _ending(original: Callable[..., Any], session: Session, before: dict[str, Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def train(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.args.device.type != "cuda":
+            session.drop()
+            raise MayaError(
+                "this Trainer was made before the emulation began.",
+                "Make the MayaCallback before the Trainer; with report_to='maya', import maya_huggingface.reporting before "
+                "TrainingArguments are made.",
+            )
+        failure: BaseException | None = None
+        try:
+            original(self, *args, **kwargs)
+        except BaseException as error:
+            failure = error
+        steps, of = self.state.global_step, self.state.max_steps
+        _release(self, before)
+        stopped = session.end(failure)
+        _has_no_weights(self)
+        if failure is not None and not stopped:
+            raise failure
+        return TrainOutput(steps + stopped, float("nan"), _metrics(session.prediction, of))
+
+    return train
+
+
+def _release(trainer: Any, before: dict[str, Any]) -> None:
+    """Nothing of the emulated device stays with the Trainer or the user's objects."""
+    trainer.accelerator.free_memory()
+    trainer.optimizer = trainer.lr_scheduler = trainer._tr_loss = None
+    handler = trainer.callback_handler
+    handler.optimizer = handler.lr_scheduler = handler.train_dataloader = None
+    if "model" in before:
+        before["model"].put_back()
+    trainer.model_wrapped = trainer.deepspeed = None
+    if "args" in before:
+        args, attributes = before["args"]
+        vars(args).clear()
+        vars(args).update(attributes)
+        if args.device.type == "cuda":  # made under the emulation: asked again, they find what there is
+            del args.__dict__["_setup_devices"]
+    before.clear()
+
+
+def _has_no_weights(trainer: Any) -> None:
+    """It lives on, in a process without GPUs: its weights were never trained, and its accelerator is gone."""
+    for name, answer in LEFT_OUT.items():
+        setattr(trainer, name, _left_out(name, answer))
+
+    def train(*args: Any, **kwargs: Any) -> None:
+        raise MayaError("this Trainer has been emulated, and its GPUs are gone.", "Make a new one to train.")
+
+    trainer.train = train
+
+
+def _left_out(name: str, answer: Any) -> Callable[..., Any]:
+    def leave_out(*args: Any, **kwargs: Any) -> Any:
+        say(f"trainer.{name} is left out: the emulated training has no weights to use")
+        return answer
+
+    return leave_out
+
+
+def _metrics(prediction: Prediction | None, steps: int) -> dict[str, float]:
+    """The Trainer's own names, with predicted values."""
+    if prediction is None or not prediction.step_time_s:
+        return {}
+    found = {
+        "train_runtime": prediction.step_time_s * steps,
+        "train_steps_per_second": 1 / prediction.step_time_s,
+        "train_samples_per_second": prediction.samples_per_s,
+        "train_tokens_per_second": prediction.tokens_per_s,
+    }
+    return {name: value for name, value in found.items() if value is not None}

@@ -1,0 +1,153 @@
+"""attn_implementation="flash_attention_2" (and 3) without the flash_attn package, which needs a GPU to be built. PyTorch has the same
+kernels inside, and the device knows their time and memory: they stand in. Checked with transformers 5.22.
+
+Sequences laid end to end are a single launch of the package's, and no dense launch has their shape. It is taken as one over
+equal sequences, as many as give the same work: n of them where T tokens of lengths l have T*T/n = sum(l*l). A sliding
+window is taken as full attention.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from maya_core.launch.emulation import Emulation
+from maya_core.launch.progress import say
+
+aten = torch.ops.aten
+UTILITIES = "transformers.modeling_flash_attention_utils"
+VERSIONS = (2, 3)  # how fast is for `maya run --attention` to say
+LOADED = (  # by transformers, for whatever flash attention came first
+    "_loaded_implementation",
+    "_flash_fn",
+    "_flash_varlen_fn",
+    "_flash_with_kvcache_fn",
+    "_pad_fn",
+    "_unpad_fn",
+    "_process_flash_kwargs_fn",
+    "_process_with_kvcache_kwargs_fn",
+)
+
+
+def put_on(emulation: Emulation) -> None:
+    patches = emulation.device.patches
+    patches.when_imported(UTILITIES, functools.partial(_stand_in, emulation))
+
+    def models(module: ModuleType) -> None:
+        kind = module.PreTrainedModel
+        check = kind._flash_attn_import_error
+
+        @functools.wraps(check)
+        def import_error(self: Any, *args: Any, **kwargs: Any) -> None:
+            if kwargs.get("flash_attn_version") not in VERSIONS:
+                check(self, *args, **kwargs)
+
+        patches.set(kind, "_flash_attn_import_error", import_error)
+
+    patches.when_imported("transformers.modeling_utils", models)
+
+
+def _stand_in(emulation: Emulation, utilities: ModuleType) -> None:
+    patches, native, original = emulation.device.patches, emulation.device.native, utilities._lazy_imports
+    for name in LOADED:
+        patches.set(utilities, name, None)
+    for version in VERSIONS:
+        patches.put(utilities.FLASH_ATTENTION_COMPATIBILITY_MATRIX[version], "general_availability_check", lambda: True)
+
+    @functools.wraps(original)
+    def lazy_imports(implementation: str | None, *args: Any, **kwargs: Any) -> Any:
+        if implementation not in [f"flash_attention_{version}" for version in VERSIONS]:
+            return original(implementation, *args, **kwargs)
+        say(f"under emulation {implementation} is PyTorch's own flash attention: the same kernels, none of the package")
+        varlen = functools.wraps(flash_attn_varlen_func)(functools.partial(flash_attn_varlen_func, native.host_value))
+        return flash_attn_func, varlen, None, utilities._pad_input, utilities._unpad_input
+
+    patches.set(utilities, "_lazy_imports", lazy_imports)
+
+
+def flash_attn_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    deterministic: bool = False,
+) -> torch.Tensor:
+    """Of (batch, tokens, heads, head)."""
+    heads_first = (one.transpose(1, 2) for one in (q, k, v))
+    found = aten._scaled_dot_product_flash_attention(*heads_first, dropout_p, causal, False, scale=softmax_scale)
+    out: torch.Tensor = found[0].transpose(1, 2)
+    return out
+
+
+def flash_attn_varlen_func(
+    value_of: Callable[[torch.Tensor], torch.Tensor | None],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    deterministic: bool = False,
+) -> torch.Tensor:
+    """Of (tokens, heads, head), sequences laid end to end."""
+    ends = value_of(cu_seqlens_q) if cu_seqlens_q.is_cuda else cu_seqlens_q
+    out: torch.Tensor = _Varlen.apply(q, k, v, equal_sequences(cu_seqlens_q, ends), dropout_p, causal, softmax_scale)
+    return out
+
+
+def equal_sequences(cu_seqlens: torch.Tensor, ends: torch.Tensor | None) -> int:
+    """How many of equal length make the same work. Where lengths are not known, all are taken to be the same."""
+    if ends is None:
+        return max(1, cu_seqlens.numel() - 1)
+    lengths = ends.diff().double()
+    work = float((lengths * lengths).sum())
+    return max(1, round(float(lengths.sum()) ** 2 / work)) if work else 1
+
+
+class _Varlen(torch.autograd.Function):
+    """Attention of `count` equal stretches, which overlap a little where the tokens cannot be divided."""
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, count: int, *how: Any) -> torch.Tensor:
+        dropout, causal, scale = how
+        inputs = [_stretches(one, count) for one in (q, k, v)]
+        found = aten._scaled_dot_product_flash_attention(*inputs, dropout, causal, False, scale=scale)
+        ctx.save_for_backward(q, k, v, *(found[index] for index in (0, 1, 6, 7)))
+        ctx.lengths, ctx.count, ctx.how = found[4:6], count, how
+        return _laid_out(found[0], len(q))
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        q, k, v, out, sums, seed, offset = ctx.saved_tensors
+        dropout, causal, scale = ctx.how
+        inputs = [_stretches(one, ctx.count) for one in (grad, q, k, v)]
+        grads = aten._scaled_dot_product_flash_attention_backward(
+            *inputs, out, sums, None, None, *ctx.lengths, dropout, causal, seed, offset, scale=scale
+        )
+        return *(_laid_out(one, len(q)) for one in grads), None, None, None, None
+
+
+def _stretches(tokens: torch.Tensor, count: int) -> torch.Tensor:
+    """(tokens, heads, head) as (count, heads, tokens of a stretch, head), without a copy."""
+    total, heads, head = tokens.shape
+    count = min(count, total)
+    length = -(-total // count)
+    apart = (total - length) // (count - 1) if count > 1 else length
+    token, *inner = tokens.stride()
+    return tokens.as_strided((count, heads, length, head), (apart * token, inner[0], token, inner[1]))
+
+
+def _laid_out(stretches: torch.Tensor, total: int) -> torch.Tensor:
+    return stretches.transpose(1, 2).flatten(0, 1)[:total]

@@ -1,0 +1,14 @@
+"""What changes in transformers, accelerate and their relatives while an emulation is on: each part in a file of its own, put on
+when the program imports what it is about, and undone when the emulation ends. Checked with transformers 5.22,
+accelerate 1.15, peft 0.21 and trl 1.16."""
+
+from __future__ import annotations
+
+from maya_core.launch.emulation import Emulation
+from maya_huggingface import data, flash_attention, launch, left_out, packages, report_to, triton_kernels, world
+
+
+def put_on(emulation: Emulation) -> None:
+    for part in (launch, world, data, left_out, flash_attention, triton_kernels, packages):
+        part.put_on(emulation)
+    report_to.register(emulation.device.patches)

@@ -1,0 +1,71 @@
+"""Packages that work on a real GPU only. Some have a stand-in (flash_attention.py, triton_kernels.py); the rest is refused by name,
+where transformers would go on to say that it should be installed, which would not help."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any
+
+from maya_core.errors import MayaError
+from maya_core.launch import gpu_only
+from maya_core.launch.emulation import Emulation
+
+# what is asked for: what to do without it
+INSTEAD = {
+    "apex": "Set optim='adamw_torch_fused', which is the same.",
+    "bitsandbytes": f"Set optim='adamw_torch_fused', or leave quantization out. {gpu_only.INSTEAD['bitsandbytes']}",
+    "torchao": "Emulate with optim='adamw_torch_fused', and take the difference in states off the predicted memory.",
+    "liger_kernel": f"Set use_liger_kernel=False. {gpu_only.INSTEAD['liger_kernel']}",
+    "quantization": "Emulate the model without it: memory and time are then those of its own dtype.",
+}
+# optim=: words in its name, and whose it is
+OPTIMIZERS = {
+    "apex": ("apex",),
+    "bitsandbytes": ("bnb", "paged_", "adamw_8bit", "ademamix", "lion", "galore_adamw_8bit"),
+    "torchao": ("torch_4bit", "torch_8bit"),
+}
+
+
+def put_on(emulation: Emulation) -> None:
+    patches = emulation.device.patches
+
+    def trainer(module: ModuleType) -> None:
+        original = module.Trainer.get_optimizer_cls_and_kwargs
+
+        @functools.wraps(original)
+        def get_optimizer_cls_and_kwargs(args: Any, *rest: Any, **kwargs: Any) -> Any:
+            name = str(getattr(args.optim, "value", args.optim))
+            for package, words in OPTIMIZERS.items():
+                if any(word in name for word in words):
+                    raise refusal(f"optim='{name}'", package)
+            return original(args, *rest, **kwargs)
+
+        patches.set(module.Trainer, "get_optimizer_cls_and_kwargs", staticmethod(get_optimizer_cls_and_kwargs))
+        patches.set(module, "apply_liger_kernel", _refusing("use_liger_kernel=True", "liger_kernel"))
+
+    def quantizers(module: ModuleType) -> None:
+        patches.set(
+            module.AutoHfQuantizer, "from_config", staticmethod(_refusing("a quantization_config", "quantization"))
+        )
+
+    def quantization(module: ModuleType) -> None:
+        patches.set(module.BitsAndBytesConfig, "__init__", _refusing("BitsAndBytesConfig", "bitsandbytes"))
+
+    patches.when_imported("transformers.trainer", trainer)
+    patches.when_imported("transformers.quantizers.auto", quantizers)
+    patches.when_imported("transformers.utils.quantization_config", quantization)
+
+
+def refusal(asked: str, package: str) -> MayaError:
+    kernels = "kernels of its own" if package == "quantization" else f"kernels of {package}'s own"
+    return MayaError(
+        f"{asked} cannot be emulated: it needs {kernels}, whose time and memory are not known.", INSTEAD[package]
+    )
+
+
+def _refusing(asked: str, package: str) -> Any:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise refusal(asked, package)
+
+    return refuse

@@ -1,0 +1,58 @@
+"""Triton kernels of Hugging Face's own trainers, with stand-ins of the same launches and memory traffic: they take part of a tensor at a time,
+which the core, that records kernels in general, does not know. Checked with trl 1.16."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from maya_core.launch.emulation import Emulation
+from maya_core.launch.progress import say as say_line
+
+
+class Launched:
+    """In place of a Triton kernel: `kernel[grid](...)` does what the function does."""
+
+    def __init__(self, function: Callable[..., None], on_launch: Callable[[], None]) -> None:
+        self.function = function
+        self.on_launch = on_launch
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        self.on_launch()
+        return self.function
+
+
+def read_logits(tile: torch.Tensor, _: int, targets: torch.Tensor, result: torch.Tensor, *args: Any, **kw: Any) -> None:
+    """trl folds a tile of logits into a few numbers for each token: one pass that reads it."""
+    torch.sum(tile, -1, dtype=result.dtype, out=result)
+
+
+def rewrite_logits(tile: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+    """And turns it into its gradient: one pass that reads and writes it."""
+    tile.neg_()
+
+
+# module -> {kernel: stand-in}
+STAND_INS: dict[str, dict[str, Callable[..., None]]] = {
+    "trl.kernels.chunked_logprob": {"_forward_kernel": read_logits, "_backward_kernel": rewrite_logits},
+}
+
+
+def put_on(emulation: Emulation) -> None:
+    patches = emulation.device.patches
+
+    def stand_in(kernels: dict[str, Callable[..., None]], module: ModuleType) -> None:
+        say = functools.cache(say_line)
+        for name, function in kernels.items():
+            patches.set(module, name, Launched(function, functools.partial(say, _taken_as(module))))
+
+    for name, kernels in STAND_INS.items():
+        patches.when_imported(name, functools.partial(stand_in, kernels))
+
+
+def _taken_as(module: ModuleType) -> str:
+    return f"under emulation the Triton kernels of {module.__name__} are taken as one pass over their data each"
