@@ -1,1 +1,1 @@
-"""Maya in DeepSpeed. Nothing here yet."""
+"""Maya in DeepSpeed: run DeepSpeed programs with `maya run -- deepspeed train.py`, torchrun, or a framework that uses it."""

@@ -1,0 +1,265 @@
+"""`deepspeed --autotuning tune|run` under `maya run`: DeepSpeed's own tuner, whose experiments are emulated here one after another. Each is a
+job with traces and a prediction of its own; the tuner reads the predicted metric from the file in which it would find the measured
+one. Memory that runs out fails an experiment as it would on the GPU. Nothing goes to other machines. What `maya run` tells of in the end
+is the best experiment; or, after `run`, the training with its configuration. Checked with deepspeed 0.19."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from argparse import Namespace
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import IO, Any
+
+from maya_core.device.patches import Patches
+from maya_core.errors import MayaError
+from maya_core.hardware.catalog import find_gpu
+from maya_core.launch.coordinator import Coordinator
+from maya_core.launch.link import Link
+from maya_core.launch.progress import say
+from maya_core.launch.ranks import RankProcess
+from maya_core.launch.run import collect
+from maya_core.launch.settings import Settings
+from maya_core.report.analysis import Analysis, Options, analyse
+from maya_core.report.files import write_prediction
+from maya_core.report.framework_log import span_s
+from maya_core.report.predict import prediction_of
+from maya_core.report.prediction import Prediction
+from maya_core.report.what_if import recorded_cluster
+from maya_core.simulator.host import Host
+from maya_core.trace.job import PREDICTION, JobTrace
+from maya_deepspeed.job import Hosts, run_job, world_of
+
+CONFIG_FLAGS = ("--deepspeed_config", "--deepspeed")  # the second in Hugging Face's programs
+MARK = "predicted-by-maya.json"
+POLL_S = 0.05
+TIMERS = ("fwd", "bwd", "step")
+METRICS = ("throughput", "latency", "flops", "FLOPS_per_gpu", *TIMERS)
+
+
+def tune(link: Link, settings: Settings, runner: ModuleType, args: Namespace, hosts: Hosts) -> int:
+    """Runs the tuner. What is left in `settings.out` is the job that it found best. The exit code."""
+    link.idle(True)
+    mark = mark_of(settings, hosts)
+    check(config_of(args.user_args), mark)
+    experiments = Experiments(settings, runner, args)
+    patches = Patches()
+    try:
+        _emulate_experiments(patches, experiments, runner, settings)
+        tuner = _tuner(runner, args, hosts)
+        for folder in (tuner.results_dir, tuner.exps_dir):
+            Path(folder, MARK).write_text(mark)
+        tuner.tune()
+        tuner.print_tuning_results()
+        tuner.write_optimal_config()
+    finally:
+        experiments.end()
+        patches.undo()
+    name, value = best_of(tuner)
+    if not value:
+        say(f"none of the experiments came to its end: {tuner.results_dir}/*/stderr.log say why")
+        return 1
+    say(f"the best of the experiments: {name}")
+    best = experiments.best
+    if best is not None and best.name != name:
+        best = None  # another one, of an earlier tuning that was not to be overwritten
+    if best is not None and args.autotuning == "tune":
+        best.keep(settings)
+        return 0
+    asked = best.args if best is not None else runner.parse_args(tuner.optimal_cmd[1:])
+    return run_job(link, settings, runner, with_config(asked, tuner.results_dir), hosts)
+
+
+def best_of(tuner: Any) -> tuple[str, float]:
+    """The experiment that the tuner found best, by its name, and its metric; 0 where all failed."""
+    records = tuner.get_best_space_records().values()
+    best, value, *_ = max(records, key=lambda record: record[1], default=({"name": ""}, 0.0))
+    return best["name"], value
+
+
+def _emulate_experiments(patches: Patches, experiments: Experiments, runner: ModuleType, settings: Settings) -> None:
+    autotuner = sys.modules[runner.Autotuner.__module__]
+    scheduler = sys.modules[autotuner.ResourceManager.__module__]
+    patches.set(scheduler, "subprocess", SimpleNamespace(Popen=experiments.start))
+    patches.set(scheduler, "clean_up", lambda *_: None)  # it kills by name, over ssh
+    patches.set(scheduler, "TIMEOUT", POLL_S)
+    patches.set(autotuner, "has_mlflow", False)  # predictions are nothing for a run of measurements
+    memory = find_gpu(settings.gpu).memory_bytes
+    patches.set(autotuner.Autotuner, "get_gpu_memory_info", lambda self: memory)
+
+
+def _tuner(runner: ModuleType, args: Namespace, hosts: Hosts) -> Any:
+    try:
+        tuner = runner.Autotuner(args, hosts)
+    except AssertionError as error:  # its own words
+        raise MayaError(f"deepspeed --autotuning: {error}", "Nothing was started.") from error
+    if tuner.metric() == "latency":
+        say('DeepSpeed takes the largest metric for the best: with "metric": "latency" that is the slowest step')
+    return tuner
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best experiment so far, and its traces."""
+
+    name: str
+    value: float
+    args: Namespace
+    traces: Path
+
+    def keep(self, settings: Settings) -> None:
+        """As the traces of the run itself."""
+        assert settings.out is not None
+        settings.out.mkdir(parents=True, exist_ok=True)
+        for trace in self.traces.iterdir():
+            shutil.move(trace, settings.out / trace.name)
+
+
+class Experiments:
+    """The scheduler's subprocess.Popen: `deepspeed`'s command of an experiment, emulated in a thread of the scheduler's."""
+
+    def __init__(self, settings: Settings, runner: ModuleType, args: Namespace) -> None:
+        assert settings.coordinator is not None
+        self.settings = settings
+        self.runner = runner
+        self.args = args
+        self.best: Best | None = None
+        self._private = settings.coordinator.parent
+        self._one_at_a_time = threading.Lock()
+        self._running: list[RankProcess] = []
+
+    def start(self, command: list[str], stdout: IO[bytes], stderr: IO[bytes]) -> SimpleNamespace:
+        with self._one_at_a_time:
+            try:
+                self._run(command, Path(stdout.name).parent, stdout, stderr)
+            except MayaError as error:
+                stderr.write(f"maya: Error: {error}\n".encode())  # DeepSpeed looks for that word
+        return SimpleNamespace(wait=lambda: 0)
+
+    def end(self) -> None:
+        """The scheduler leaves its threads behind when it is interrupted."""
+        for process in self._running:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def _run(self, command: list[str], folder: Path, stdout: IO[bytes], stderr: IO[bytes]) -> None:
+        args = self.runner.parse_args(command[1:])
+        for name in ("master_addr", "launcher", "module", "no_python", "no_local_rank", "force_multi"):
+            setattr(args, name, getattr(self.args, name))  # the scheduler leaves these out
+        config = json.loads((folder / "ds_config.json").read_text())
+        hosts = self.runner.parse_node_config_list(args.include)
+        traces = Path(tempfile.mkdtemp(prefix="experiment-", dir=self._private))
+        with Coordinator() as coordinator:
+            settings = self.settings.model_copy(update={"out": traces, "coordinator": coordinator.socket})
+            link = Link(coordinator.socket, frozenset())
+            try:
+                code = run_job(link, settings, self.runner, args, hosts, (stdout, stderr), self._running)
+            finally:
+                link.close()
+        job = collect(traces, world_of(hosts))
+        # If it failed it has said so itself; and the first of all writes what is asked of it.
+        if not code and job is not None and not config["autotuning"].get("model_info", {}).get("profile"):
+            value = self._tell(job, folder, config)
+            if self.best is None or value > self.best.value:
+                if self.best is not None:
+                    shutil.rmtree(self.best.traces)
+                self.best = Best(folder.name, value, args, traces)
+                return
+        shutil.rmtree(traces)
+
+    def _tell(self, job: JobTrace, folder: Path, config: dict[str, Any]) -> float:
+        """Predicts, and writes the metrics to where the tuner looks for them. The one it goes by."""
+        analysis, prediction = self._predict(job)
+        write_prediction(folder / PREDICTION, prediction)
+        if prediction.hangs or prediction.memory.fits is False or not prediction.step_time_s:
+            reason = next(iter(prediction.hangs), "it does not fit, or took no step")
+            raise MayaError(f"no metric: {reason}", f"{folder / PREDICTION} says more.")
+        metrics = metrics_of(analysis, prediction, config["train_batch_size"])
+        Path(config["autotuning"]["metric_path"]).write_text(json.dumps(metrics) + "\n")
+        return metrics[config["autotuning"].get("metric", "throughput")]
+
+    def _predict(self, job: JobTrace) -> tuple[Analysis, Prediction]:
+        job = replace(job, node=self.settings.node, network=self.settings.network)
+        machine = recorded_cluster(job)
+        options = Options(Host(self.settings.host), self.settings.attention).calibrated(machine.gpu)
+        analysis = analyse(job, machine, options)
+        return analysis, prediction_of(analysis)
+
+
+def metrics_of(analysis: Analysis, prediction: Prediction, batch: int) -> dict[str, float]:
+    """What DeepSpeedEngine._autotuning_exit writes, in its units: microseconds, of forward, backward and step those of a micro-batch."""
+    assert prediction.step_time_s is not None
+    step_s = prediction.step_time_s
+    flops = prediction.flops.model / prediction.world.size / step_s if prediction.flops else 0.0
+    rank, trace = next(iter(analysis.job.ranks.items()))
+    found: dict[str, float] = {}
+    for entry in (trace.meta.get("log") or {}).values():
+        if set(TIMERS) <= set(entry.get("names", ())):
+            spans = dict(zip(entry["names"], entry["spans"], strict=True))
+            for name in TIMERS:
+                seconds = span_s(analysis, rank, spans[name])
+                if seconds is not None:
+                    found[name] = seconds * 1e6 / len(spans[name])
+    return {
+        **found,
+        "latency": step_s * 1e6,
+        "FLOPS_per_gpu": flops,
+        "flops": flops,  # by the name that DeepSpeed's documentation has for the metric
+        "throughput": batch / step_s,
+        "rank": 0,
+    }
+
+
+def config_of(user_args: list[str]) -> dict[str, Any]:
+    """The program's configuration, as the tuner finds it; {} where it will not, and says so."""
+    for flag in CONFIG_FLAGS:
+        if flag in user_args[:-1]:
+            file = Path(user_args[user_args.index(flag) + 1])
+            if file.suffix == ".json" and file.is_file():
+                found = json.loads(file.read_text())
+                return found if isinstance(found, dict) else {}
+    return {}
+
+
+def with_config(args: Namespace, results: str) -> Namespace:
+    """An experiment's command with its configuration as the tuner has written it at the end, without its own part."""
+    words = list(args.user_args)
+    flag = next(flag for flag in CONFIG_FLAGS if flag in words)
+    words[words.index(flag) + 1] = str(Path(results) / "ds_config_optimal.json")
+    return Namespace(**{**vars(args), "user_args": words})
+
+
+def mark_of(settings: Settings, hosts: Hosts) -> str:
+    """What results are of."""
+    cluster = {"gpu": settings.gpu, "node": settings.node, "network": settings.network, "hosts": hosts}
+    return json.dumps({"these are": "predictions; nothing was measured", **cluster}, indent=1) + "\n"
+
+
+def check(config: dict[str, Any], mark: str) -> None:
+    """The tuner removes the folders of an earlier one, or takes its results for these: only predictions' may be."""
+    tuning = config.get("autotuning") or {}
+    if (metric := tuning.get("metric", "throughput")) not in METRICS:
+        raise MayaError(f'no such metric: "{metric}".', f"DeepSpeed has {', '.join(METRICS)}.")
+    for name, usual in (("results_dir", "autotuning_results"), ("exps_dir", "autotuning_exps")):
+        folder = Path(tuning.get(name, usual))
+        if not folder.is_dir() or not any(folder.iterdir()):
+            continue
+        found = folder / MARK
+        if not found.is_file():
+            raise MayaError(
+                f"{folder} holds results that are not Maya's: they may have been measured.",
+                f'Move it away, or give another "{name}" under "autotuning".',
+            )
+        if not tuning.get("overwrite", True) and found.read_text() != mark:
+            raise MayaError(
+                f'{folder} holds predictions for another cluster, and "overwrite" is false.',
+                f'Move it away, or give another "{name}" under "autotuning".',
+            )

@@ -1,0 +1,159 @@
+"""Large tensors on the host, under offload: master weights and optimizer states of a 7B model are 84 GB, and every byte of them would be
+made up. DeepSpeed allocates them and here never writes to them, for pages that nobody touches take no memory. Copies between host and GPU
+are recorded as they are; what the host would do with such tensors is recorded as work of the host, as its optimizers are (ops.py).
+
+Only calls from DeepSpeed's own code are taken so: a program's data is its own. Put on when a configuration offloads to the host, in
+processes that are emulated for all their life. Checked with deepspeed 0.19 and torch 2.13.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from maya_core.launch.emulation import Emulation
+
+LARGE = 2**26  # bytes of a storage: memory for as much comes fresh from the system, and is zero
+MADE = ("zeros", "zeros_like", "full", "full_like")
+IN_PLACE = ("zero_", "fill_", "mul_", "div_", "add_")
+MOVED = ("to", "clone", "float", "cpu", "contiguous")
+
+Call = Callable[..., Any]
+
+
+def put_on(emulation: Emulation) -> None:
+    if emulation.link is None:  # the process is the user's own, and lives on
+        return
+    patches = emulation.device.patches
+
+    def config(module: ModuleType) -> None:
+        original = module.DeepSpeedConfig.__init__
+        on = False
+
+        @functools.wraps(original)
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            nonlocal on
+            original(self, *args, **kwargs)
+            offloads = (self.zero_config.offload_optimizer, self.zero_config.offload_param)
+            if not on and any(one is not None and one.device == "cpu" for one in offloads):
+                on = True
+                _leave_untouched(emulation)
+
+        patches.set(module.DeepSpeedConfig, "__init__", __init__)
+
+    patches.when_imported("deepspeed.runtime.config", config)
+
+
+def _leave_untouched(emulation: Emulation) -> None:
+    patches, native = emulation.device.patches, emulation.device.native
+    instead: dict[tuple[Any, str], Call] = {
+        **{(torch, name): _made for name in MADE},
+        **{(torch.Tensor, name): functools.partial(_changed, native) for name in IN_PLACE},
+        **{(torch.Tensor, name): functools.partial(_moved, native) for name in MOVED},
+        (torch.Tensor, "copy_"): functools.partial(_copied, native),
+        (torch.Tensor, "pin_memory"): _pinned,
+    }
+    for (owner, name), emulated in instead.items():
+        patches.set(owner, name, _for_deepspeed(getattr(owner, name), emulated))
+
+    def constructors(module: ModuleType) -> None:
+        """zero.Init has torch's own from when it was imported, and puts them back when it ends."""
+        for name in MADE:
+            if hasattr(module, f"_orig_torch_{name}"):
+                patches.set(module, f"_orig_torch_{name}", getattr(torch, name))
+
+    patches.when_imported("deepspeed.runtime.zero.partition_parameters", constructors)
+
+
+def _for_deepspeed(original: Call, emulated: Call) -> Call:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not sys._getframe(1).f_globals.get("__name__", "").startswith("deepspeed."):
+            return original(*args, **kwargs)
+        return emulated(original, *args, **kwargs)
+
+    return call
+
+
+def is_hollow(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.untyped_storage().nbytes() >= LARGE
+
+
+def _made(original: Call, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """What would be filled is as it is allocated. How large it is, the same call on the meta device tells."""
+    device = kwargs.get("device")
+    if device is None and args and isinstance(args[0], torch.Tensor):
+        device = args[0].device
+    if device is not None and torch.device(device).type != "cpu":
+        return original(*args, **kwargs)
+    plain = {name: value for name, value in kwargs.items() if name != "pin_memory"}
+    shape = original(*args, **{**plain, "device": "meta"})
+    return torch.empty_like(shape, device="cpu") if shape.nbytes >= LARGE else original(*args, **kwargs)
+
+
+def _changed(native: ModuleType, original: Call, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    if not is_hollow(tensor):
+        return original(tensor, *args, **kwargs)
+    reads = sum(one.nbytes for one in args if isinstance(one, torch.Tensor))
+    native.record_host_work(2 * tensor.nbytes + reads)
+    return tensor
+
+
+def _copied(
+    native: ModuleType, original: Call, to: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
+) -> Any:
+    if not is_hollow(to) and not is_hollow(source):
+        return original(to, source, non_blocking)
+    _record_copy(native, to, source, non_blocking)
+    return to
+
+
+def _moved(native: ModuleType, original: Call, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """A copy of the tensor: elsewhere, of another type, or just a copy."""
+    on_host = tensor.device.type == "cpu"
+    named = [one for one in (*args, kwargs.get("device")) if _is_place(one)]
+    place = "cpu" if original.__name__ == "cpu" else named[0] if named else tensor.device
+    target = torch.device(place)
+    if tensor.is_meta or tensor.requires_grad or (not on_host and target.type != "cpu"):
+        return original(tensor, *args, **kwargs)
+    shape = torch.empty_like(tensor, device="meta")
+    if original.__name__ != "cpu":  # as the same call makes it where it is
+        stays = {name: value for name, value in kwargs.items() if name != "device"}
+        shape = original(shape, *(one for one in args if not _is_place(one)), **stays)
+    if shape.nbytes < LARGE and not (on_host and is_hollow(tensor)):
+        return original(tensor, *args, **kwargs)
+    same = shape.dtype == tensor.dtype and shape.stride() == tensor.stride()
+    if on_host and target.type == "cpu" and same and original.__name__ != "clone":
+        return tensor
+    made = torch.empty_like(shape, device=target)
+    _record_copy(native, made, tensor, bool(kwargs.get("non_blocking", False)))
+    return made
+
+
+def _is_place(word: Any) -> bool:
+    return isinstance(word, str | torch.device) or type(word) is int
+
+
+def _record_copy(native: ModuleType, to: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> None:
+    """As the device's own copy: another type is made on the source's side, then the bytes go over."""
+    if not to.is_cuda and not source.is_cuda:
+        native.record_host_work(to.nbytes + source.nbytes)
+        return
+    if to.dtype != source.dtype or not source.is_contiguous():
+        if source.is_cuda:
+            source = source.to(to.dtype).contiguous()
+        else:
+            native.record_host_work(to.nbytes + source.nbytes)
+            source = torch.empty_like(to, device="cpu")
+    native.record_call("aten::copy_", [to, source], [])
+    if not non_blocking:
+        native.synchronize_current_stream((to if to.is_cuda else source).get_device())
+
+
+def _pinned(original: Call, tensor: torch.Tensor, *args: Any) -> torch.Tensor:
+    return torch.empty_like(tensor, pin_memory=True) if is_hollow(tensor) else original(tensor, *args)

@@ -1,0 +1,99 @@
+"""A `deepspeed` job: its world, what each of its ranks is told, and its ranks run here. Checked with deepspeed 0.19."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import Namespace
+from pathlib import Path
+from types import ModuleType
+from typing import IO, Any
+
+from maya_core.errors import MayaError
+from maya_core.launch.link import Link
+from maya_core.launch.ranks import RankProcess, run_ranks, start_rank
+from maya_core.launch.settings import Settings
+from maya_core.launch.world import World
+
+Hosts = dict[str, list[int]]  # by name: its GPUs that are used
+Files = tuple[IO[bytes], IO[bytes]]
+
+SLURM_AND_MPI = ("openmpi", "mpich", "impi", "slurm", "mvapich")  # which start the script without --local_rank
+
+
+def run_job(
+    link: Link,
+    settings: Settings,
+    runner: ModuleType,
+    args: Namespace,
+    hosts: Hosts,
+    files: Files | None = None,
+    started: list[RankProcess] | None = None,
+) -> int:
+    """Runs the ranks of a `deepspeed` command, their output in `files` if there are any. The exit code of the first that failed, or 0.
+    Processes are added to `started` as they are."""
+    world = world_of(hosts)
+    several = world.nodes > 1 or args.force_multi
+    exported = _exported(runner) if several else {}
+    argument = not args.no_local_rank and not (several and args.launcher.lower() in SLURM_AND_MPI)
+
+    def start(rank: int) -> RankProcess:
+        apart = rank != 0 or sys.stderr.isatty()  # a progress bar shares the terminal with rank 0
+        environment = {**exported, **rank_environment(args, hosts, world, rank)}
+        program = program_of(args, rank % world.ranks_per_node if argument else None)
+        process = start_rank(program, settings, world, rank, environment, apart, files)
+        if started is not None:
+            started.append(process)
+        return process
+
+    link.idle(True)
+    return run_ranks(link, world.size, start)
+
+
+def world_of(hosts: Hosts) -> World:
+    if not hosts:
+        raise MayaError("no GPU is left on any host.", "Exclude less.")
+    used = {name: len(slots) for name, slots in hosts.items()}
+    if len(set(used.values())) > 1:
+        most, least = max(used, key=used.__getitem__), min(used, key=used.__getitem__)
+        raise MayaError(
+            f"{used[most]} GPUs on {most}, and {used[least]} on {least}: nodes of different sizes are not emulated.",
+            "Use as many on each: --num_gpus N, or other slots in --include.",
+        )
+    return World(len(hosts), next(iter(used.values())))
+
+
+def program_of(args: Namespace, local_rank: int | None) -> list[str]:
+    """The command a rank runs."""
+    python = [] if args.no_python else [sys.executable, "-u", *(["-m"] if args.module else [])]
+    argument = [] if local_rank is None else [f"--local_rank={local_rank}"]
+    return [*python, args.user_script, *argument, *args.user_args]
+
+
+def rank_environment(args: Namespace, hosts: Hosts, world: World, rank: int) -> dict[str, str]:
+    """What deepspeed.launcher.launch sets for a rank."""
+    node, local = divmod(rank, world.ranks_per_node)
+    environment: dict[str, Any] = {
+        "RANK": rank,
+        "LOCAL_RANK": local,
+        "WORLD_SIZE": world.size,
+        "LOCAL_SIZE": world.ranks_per_node,
+        "CROSS_RANK": node,
+        "CROSS_SIZE": world.nodes,
+        "MASTER_ADDR": args.master_addr or "127.0.0.1",  # nobody goes there
+        "MASTER_PORT": args.master_port,
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, list(hosts.values())[node])),
+    }
+    return {name: str(value) for name, value in environment.items()}
+
+
+def _exported(runner: ModuleType) -> dict[str, str]:
+    """What ranks on other machines are given beside: the folder to import from, and the variables of .deepspeed_env files."""
+    path = os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH"))))
+    variables = {"PYTHONPATH": path}
+    for folder in runner.DEEPSPEED_ENVIRONMENT_PATHS:
+        file = Path(folder) / runner.DEEPSPEED_ENVIRONMENT_NAME
+        if file.is_file():
+            pairs = (line.partition("=") for line in file.read_text().splitlines() if "=" in line)
+            variables.update({name: value for name, _, value in pairs})
+    return variables

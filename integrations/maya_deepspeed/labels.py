@@ -1,0 +1,138 @@
+"""Whose memory it is. To torch's optimizer hooks a partition of float32 master weights is the parameter; in ZeRO's arithmetic (2 bytes
+of parameters, 2 of gradients, 12 of optimizer state) it is optimizer state, and the flat 16-bit buffers are the parameters.
+
+The attributes below are those of DeepSpeed's optimizers; of each kind of optimizer some are there. Buckets and gathered weights
+count as buffers. Checked with deepspeed 0.19.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from maya_core.launch.emulation import Emulation
+from maya_core.launch.modules import on_device
+from maya_core.trace.schema import Category
+
+# In this order, for the last label counts: in a training without master weights the state's partition is the parameter's.
+HELD = {
+    Category.OPTIMIZER_STATE: (
+        "single_partition_of_fp32_groups",  # ZeRO 1 and 2
+        "fp32_partitioned_groups_flat",  # ZeRO 3
+        "fp32_groups_flat_partition",  # BF16_Optimizer
+        "fp32_groups_flat",  # FP16_Optimizer
+        "fp32_groups",  # FP16_UnfusedOptimizer
+    ),
+    Category.PARAMETERS: (
+        "bit16_groups_flat",
+        "fp16_partitioned_groups_flat",
+        "bf16_groups_flat",
+        "fp16_groups_flat",
+        "fp16_groups",
+    ),
+    Category.GRADIENTS: ("averaged_gradients", "grad_partitions_flat_buffer", "fp32_groups_gradients_flat"),
+}
+
+
+def put_on(emulation: Emulation) -> None:
+    patches, native = emulation.device.patches, emulation.device.native
+
+    def engine(module: ModuleType) -> None:
+        kind = module.DeepSpeedEngine
+        configure = kind._configure_optimizer
+
+        @functools.wraps(configure)
+        def _configure_optimizer(self: Any, *args: Any, **kwargs: Any) -> None:
+            """A program that runs out of memory may not come to its first step."""
+            native.label(
+                on_device(self.module.parameters()), Category.PARAMETERS
+            )  # they are about to be laid end to end
+            configure(self, *args, **kwargs)
+            state(native, self)
+
+        patches.set(kind, "_configure_optimizer", _configure_optimizer)
+        patches.set(
+            kind, "allreduce_gradients", _before(kind.allreduce_gradients, functools.partial(gradients, native))
+        )
+
+    def stage_1_and_2(module: ModuleType) -> None:
+        kind = module.DeepSpeedZeroOptimizer
+        patches.set(
+            kind, "_release_ipg_buffers", _before(kind._release_ipg_buffers, functools.partial(buckets, native))
+        )
+
+    def stage_3(module: ModuleType) -> None:
+        kind = module.PartitionedParameterCoordinator
+        fetch = kind.fetch_sub_module
+
+        @functools.wraps(fetch)
+        def fetch_sub_module(self: Any, current_submodule: torch.nn.Module, forward: bool) -> None:
+            fetch(self, current_submodule, forward)
+            fetched = [p for p in module.iter_params(current_submodule) if not p.ds_persist]
+            native.label(on_device(p.data for p in fetched), Category.BUFFERS)
+
+        patches.set(kind, "fetch_sub_module", fetch_sub_module)
+
+    patches.when_imported("deepspeed.runtime.engine", engine)
+    patches.when_imported("deepspeed.runtime.zero.stage_1_and_2", stage_1_and_2)
+    patches.when_imported("deepspeed.runtime.zero.partitioned_param_coordinator", stage_3)
+
+
+def gradients(native: ModuleType, engine: Any) -> None:
+    """Those that backward has left."""
+    parameters = list(engine.module.parameters()) if engine.module is not None else []
+    summed = [getattr(p, "grad_accum", None) for p in parameters]  # ZeRO's, in place of .grad
+    native.label(on_device([*(p.grad for p in parameters), *summed]), Category.GRADIENTS)
+    _held(native, engine.optimizer, Category.GRADIENTS)
+
+
+def state(native: ModuleType, engine: Any) -> None:
+    """All that lasts from step to step."""
+    optimizer = engine.optimizer
+    inner = getattr(optimizer, "optimizer", None)
+    if inner is None:  # torch's own, which the step counter knows
+        return
+    states = [value for state in inner.state.values() if isinstance(state, dict) for value in state.values()]
+    native.label(on_device(states), Category.OPTIMIZER_STATE)
+    for category in HELD:
+        _held(native, optimizer, category)
+    parameters = list(engine.module.parameters()) if engine.module is not None else []
+    kept = [p.data for p in parameters if getattr(p, "ds_persist", False)]  # too small to be partitioned
+    second = [getattr(p, "ds_secondary_tensor", None) for p in parameters]  # ZeRO++: a second partition, in the node
+    partitions = [getattr(p, "ds_tensor", None) for p in parameters]
+    native.label(on_device([*kept, *second, *partitions]), Category.PARAMETERS)
+    buckets(native, optimizer)
+
+
+def buckets(native: ModuleType, optimizer: Any) -> None:
+    held = [one.buffer for one in (getattr(optimizer, "ipg_buckets", None) or {}).values()]
+    native.label(on_device(_tensors(held)), Category.BUFFERS)
+
+
+def _held(native: ModuleType, optimizer: Any, category: Category) -> None:
+    tensors = [one for name in HELD[category] for one in _tensors(getattr(optimizer, name, None))]
+    native.label(on_device(tensors), category)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in DeepSpeed's lists of lists and dicts of lists."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _tensors(one)
+
+
+def _before(original: Callable[..., Any], action: Callable[[Any], None]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        action(self)
+        return original(self, *args, **kwargs)
+
+    return wrapped

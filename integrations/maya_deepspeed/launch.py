@@ -1,0 +1,111 @@
+"""The `deepspeed` command under `maya run`: its arguments are read by its own parser, its hosts become the nodes of the emulated cluster,
+and its ranks run here. Nothing goes to other machines, which need not exist. Checked with deepspeed 0.19."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+from maya_core.errors import MayaError
+from maya_core.hardware.catalog import default_node, find_gpu
+from maya_core.launch.emulation import Emulation
+from maya_core.launch.link import Link
+from maya_core.launch.progress import say
+from maya_core.launch.settings import Settings
+from maya_deepspeed.job import Hosts, run_job, world_of
+
+
+def put_on(emulation: Emulation) -> None:
+    link, patches = emulation.link, emulation.device.patches
+    if link is None:  # emulated inside a program, which launches nothing
+        return
+    patches.when_imported(
+        "deepspeed.launcher.runner", lambda runner: patches.set(runner, "main", _main(emulation, link, runner))
+    )
+
+
+def _main(emulation: Emulation, link: Link, runner: ModuleType) -> Callable[..., None]:
+    @functools.wraps(runner.main)
+    def main(args: list[str] | None = None) -> None:
+        asked = runner.parse_args(args)
+        runner.set_log_level_from_string("error" if asked.quiet else asked.log_level)
+        try:
+            code = launch(link, emulation.settings, runner, asked)
+        except MayaError as error:
+            say(str(error))
+            code = 2
+        if code:
+            sys.exit(code)
+
+    return main
+
+
+def launch(link: Link, settings: Settings, runner: ModuleType, args: Namespace) -> int:
+    """Runs a `deepspeed` command. The exit code of the first rank that failed, or 0."""
+    _check(args)
+    hosts = hosts_of(settings, runner, args)
+    world_of(hosts)  # a wrong one is said now
+    if args.autotuning:
+        from maya_deepspeed.autotuning import tune
+
+        return tune(link, settings, runner, args, hosts)
+    return run_job(link, settings, runner, args, hosts)
+
+
+def _check(args: Namespace) -> None:
+    if args.module and args.no_python:
+        raise MayaError("--no_python and --module together.", "A module needs Python: leave one of them out.")
+    if not args.module and not args.no_python and not Path(args.user_script).exists():
+        raise MayaError(f"no such script: {args.user_script}.", "Give deepspeed the path of your program.")
+    if args.no_python and shutil.which(args.user_script) is None:
+        raise MayaError(f"command not found: '{args.user_script}'.", "deepspeed --no_python needs a program.")
+    if args.enable_each_rank_log != "None":
+        say("--enable_each_rank_log: no log files under emulation, the ranks that are run write here")
+
+
+def hosts_of(settings: Settings, runner: ModuleType, args: Namespace) -> Hosts:
+    """The hosts and their GPUs by DeepSpeed's own rules. Where it would look how many GPUs this machine has, it is told of emulated ones,
+    and without a hostfile there are as many nodes as are asked for."""
+    filtered = bool(args.include or args.exclude)
+    if filtered and (args.num_nodes >= 0 or args.num_gpus >= 0):
+        raise MayaError("--num_nodes or --num_gpus together with --include or --exclude.", "Leave one of them out.")
+    try:
+        pool = runner.fetch_hostfile(args.hostfile)
+        if pool is None:
+            pool = _without_hostfile(settings, runner, args)
+        hosts = runner.parse_inclusion_exclusion(pool, args.include, args.exclude)
+        hosts = runner.apply_num_nodes_and_gpus(hosts, args.num_nodes, args.num_gpus)
+        launcher = runner.LAUNCHER_CLASSES.get(args.launcher.lower())
+        if launcher is None:
+            raise ValueError(f"unknown launcher {args.launcher}: {', '.join(runner.LAUNCHER_CLASSES)} are known")
+        launcher.validate_active_resources(hosts)
+    except ValueError as error:  # its own words about the hostfile or a filter
+        raise MayaError(f"deepspeed: {error}.", "Nothing was started.") from error
+    nodes = settings.nodes
+    if nodes is not None and nodes != len(hosts):
+        raise MayaError(
+            f"--nodes {nodes} for Maya, {len(hosts)} for deepspeed.", "Leave one out, or make them the same."
+        )
+    return dict(hosts)
+
+
+def _without_hostfile(settings: Settings, runner: ModuleType, args: Namespace) -> dict[str, int]:
+    """So many GPUs for each host."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if visible and not (args.include or args.exclude or args.num_nodes > 1 or args.num_gpus > 0):
+        args.include = f"localhost:{visible}"
+    nodes = max(args.num_nodes, settings.nodes or 1)
+    named = [slot for slots in runner.parse_node_config_list(args.include).values() for slot in slots]
+    gpus = settings.gpus or max(args.num_gpus, 0) or (max(named) + 1 if named else 0)
+    if not gpus:
+        node = default_node(find_gpu(settings.gpu))
+        gpus = node.gpus_per_node
+        say(f"neither --num_gpus nor a hostfile: all {gpus} GPUs of a node ({node.name})")
+    names = ["localhost"] if nodes == 1 else [f"worker-{node}" for node in range(nodes)]
+    return dict.fromkeys(names, gpus)

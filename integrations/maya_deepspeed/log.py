@@ -1,0 +1,264 @@
+"""DeepSpeed's log. Times in it would be this machine's: while the program runs they are left out, and after it each line is printed once
+more, as it was last written, with predicted ones (maya_core/report/framework_log.py). DeepSpeed's timers are pairs of CUDA events,
+which are in the record: what is told of them is the time between them on the emulated GPU. A program that asks a timer itself is
+answered that there is no number. What timers do to the device (events, synchronisation) is done and counted. Checked with deepspeed 0.19."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import re
+import sys
+from collections.abc import Iterable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch.distributed as dist
+
+from maya_core.launch.emulation import Emulation
+from maya_core.launch.progress import say
+
+UNKNOWN = float("nan")
+GLOBAL_TIMERS = ("fwd", "bwd", "step")
+SAMPLES_PER_S = re.compile(r"(RunningAvgSamplesPerSec|CurrSamplesPerSec)=[^,]*")
+ITERATION = re.compile(r"iter time \(s\): \S+ samples/sec: \S+")
+PER_MODULE = "-" * 29 + " Aggregated Profile per GPU"
+
+
+def put_on(emulation: Emulation) -> None:
+    parts = {
+        "deepspeed.utils.timer": _timers,
+        "deepspeed.runtime.pipe.engine": _pipeline,
+        "deepspeed.runtime.engine": _engine,
+        "deepspeed.profiling.flops_profiler.profiler": _profiler,
+    }
+    for module, part in parts.items():
+        emulation.device.patches.when_imported(module, functools.partial(part, emulation))
+
+
+def _timers(emulation: Emulation, module: ModuleType) -> None:
+    patches, native = emulation.device.patches, emulation.device.native
+    events, timers, throughput = module.CudaEventTimer, module.SynchronizedWallClockTimer, module.ThroughputTimer
+    elapsed, start, stop = events.get_elapsed_msec, timers.Timer.start, timers.Timer.stop
+
+    @functools.wraps(elapsed)
+    def get_elapsed_msec(self: Any) -> float:
+        elapsed(self)
+        return UNKNOWN
+
+    @functools.wraps(start)
+    def noted_start(self: Any) -> None:
+        start(self)
+        self.start_event.place = native.event_count() - 1
+
+    @functools.wraps(stop)
+    def noted_stop(self: Any, *args: Any, **kwargs: Any) -> None:
+        stop(self, *args, **kwargs)
+        self.event_timers[-1].end_event.place = native.event_count() - 1
+
+    def log(self: Any, names: Iterable[str], normalizer: float = 1.0, reset: bool = True, *_: Any, **__: Any) -> None:
+        known = [name for name in (sorted(names) if isinstance(names, set) else names) if name in self.timers]
+        if known and _is_rank_0():
+            told = "".join(f" | {name}: {{ms[{i}]:.2f}}" for i, name in enumerate(known))
+            emulation.log[f"timers {' '.join(known)}"] = {
+                "text": f"time (ms){told}",
+                "spans": [pairs_of(self.timers[name]) for name in known],
+                "names": known,
+                "over": normalizer,
+            }
+        for name in known:
+            self.timers[name].elapsed(reset=reset)
+
+    patches.set(events, "get_elapsed_msec", get_elapsed_msec)
+    patches.set(timers.Timer, "start", noted_start)
+    patches.set(timers.Timer, "stop", noted_stop)
+    patches.set(timers, "log", log)
+    _throughput(emulation, throughput)
+
+
+def pairs_of(timer: Any) -> list[tuple[int, int]]:
+    """Where the record has the events of a timer, one pair for each time it ran since it was reset."""
+    return [(one.start_event.place, one.end_event.place) for one in timer.event_timers]
+
+
+def _throughput(emulation: Emulation, timer: Any) -> None:
+    """It synchronises in every step but the first two; of the few that are emulated none is to be another."""
+    patches = emulation.device.patches
+    made, stop = timer.__init__, timer.stop
+
+    @functools.wraps(made)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        self.start_step = 0
+
+    @functools.wraps(stop)
+    def noted_stop(self: Any, *args: Any, **kwargs: Any) -> None:
+        written: list[str] = []
+        logging, self.logging = self.logging, written.append
+        try:
+            stop(self, *args, **kwargs)
+        finally:
+            self.logging = logging
+        for line in written:
+            if SAMPLES_PER_S.search(line):
+                emulation.log["throughput"] = {
+                    "text": SAMPLES_PER_S.sub(r"\1={rates[0]:.4f}", _plain(line)),
+                    "work": [self.batch_size * 1e3],
+                }
+
+    patches.set(timer, "__init__", __init__)
+    patches.set(timer, "stop", noted_stop)
+    patches.set(timer, "_is_report_boundary", lambda self: self.steps_per_output is not None)
+    patches.set(timer, "avg_samples_per_sec", lambda self: UNKNOWN)
+
+
+def _pipeline(emulation: Emulation, module: ModuleType) -> None:
+    """Its line has the loss, which is read from the GPU: so it is taken where DeepSpeed writes it, and elsewhere is without."""
+    patches, engine = emulation.device.patches, module.PipelineEngine
+    original = engine.train_batch
+    written: list[str] = []
+
+    def hold_back(*words: Any, **kwargs: Any) -> None:
+        line = " ".join(map(str, words))
+        if ITERATION.search(line):
+            written.append(line)
+        else:
+            print(*words, **kwargs)
+
+    @functools.wraps(original)
+    def train_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        written.clear()
+        loss = original(self, *args, **kwargs)
+        if self.global_rank == 0 and self.steps_per_print() is not None:
+            line = written[-1] if written else f"steps: {self.global_steps} iter time (s): 0 samples/sec: 0"
+            told = "iter time (s): {step_s:0.3f} samples/sec: {rates[0]:0.3f}"
+            emulation.log["iteration"] = {
+                "text": ITERATION.sub(told, _plain(line)),
+                "work": [self.train_batch_size() * 1e3],
+            }
+        return loss
+
+    patches.set(engine, "train_batch", train_batch)
+    patches.set(module, "print", hold_back)
+
+
+def _engine(emulation: Emulation, module: ModuleType) -> None:
+    patches, engine = emulation.device.patches, module.DeepSpeedEngine
+    step = engine.flops_profiler_profile_step
+
+    @functools.wraps(step)
+    def flops_profiler_profile_step(self: Any) -> int:
+        """Never, for the autotuner: the prediction counts FLOPs."""
+        return -1 if self.autotuning_enabled() else int(step(self))
+
+    def _autotuning_exit(self: Any) -> None:
+        """So many steps are enough for its metric. That is not known here: autotuning.py predicts it."""
+        sys.exit()
+
+    patches.set(engine, "flops_profiler_profile_step", flops_profiler_profile_step)
+    patches.set(engine, "_autotuning_exit", _autotuning_exit)
+    # The layers of a mixture of experts keep the sums of their timers, and not the events.
+    patches.set(engine, "print_forward_breakdown", lambda self, fwd_time: None)
+
+
+def _profiler(emulation: Emulation, module: ModuleType) -> None:
+    patches, profiler = emulation.device.patches, module.FlopsProfiler
+    made, original = profiler.__init__, profiler.print_model_profile
+
+    @functools.wraps(made)
+    def __init__(self: Any, model: Any, ds_engine: Any = None, *args: Any, **kwargs: Any) -> None:
+        made(self, model, ds_engine, *args, **kwargs)
+        limit = emulation.settings.steps
+        if ds_engine is None or ds_engine.autotuning_enabled() or limit is None or not _is_rank_0():
+            return
+        if (step := ds_engine.flops_profiler_profile_step()) + 2 > limit:
+            say(
+                f"the flops profiler's profile_step {step} is not among the {limit} steps that are emulated: --steps {step + 2}"
+            )
+
+    @functools.wraps(original)
+    def print_model_profile(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not self.started:
+            return
+        with contextlib.redirect_stdout(io.StringIO()) as printed, _all_of_it(self.ds_engine):
+            original(self, *args, **{**kwargs, "detailed": False, "output_file": None})
+        summary = printed.getvalue().partition(PER_MODULE)[0].strip("\n")
+        emulation.log["flops profiler"] = profile_to_fill_in(
+            summary,
+            self.get_total_flops(),
+            self.recompute_fwd_factor,
+            self.ds_engine,
+        )
+
+    def get_total_duration(self: Any, as_string: bool = False) -> float | str:
+        return str(UNKNOWN) if as_string else UNKNOWN
+
+    patches.set(profiler, "__init__", __init__)
+    patches.set(profiler, "print_model_profile", print_model_profile)
+    patches.set(profiler, "print_model_aggregated_profile", lambda self, *args, **kwargs: None)
+    patches.set(profiler, "get_total_duration", get_total_duration)
+    # To time each module it waits for the GPU around it. None of that is told, and the step is to be one like the others.
+    patches.set(module, "get_accelerator", lambda: SimpleNamespace(synchronize=lambda: None))
+
+
+@contextlib.contextmanager
+def _all_of_it(engine: Any) -> Any:
+    """Backward and step are told only with wall_clock_breakdown, though they are timed without it, too."""
+    if engine is None:
+        yield
+        return
+    engine.wall_clock_breakdown = lambda: True
+    try:
+        yield
+    finally:
+        del engine.wall_clock_breakdown
+
+
+def profile_to_fill_in(summary: str, flops: float, recompute: float, engine: Any) -> dict[str, Any]:
+    """The profiler's summary with places for what is predicted of the last micro-batch; without an engine nothing was timed."""
+    whole = 3 + recompute
+    each = flops * 1e3  # rates are by the millisecond
+    values = {
+        "fwd latency: ": "{seconds[0]:si}s",
+        "fwd FLOPS per GPU = ": "{rates[0]:si}FLOPS",
+        "bwd latency: ": "{seconds[1]:si}s",
+        "bwd FLOPS per GPU = ": "{rates[1]:si}FLOPS",
+        "fwd+bwd FLOPS per GPU = ": "{rates[2]:si}FLOPS",
+        "step latency: ": "{seconds[2]:si}s",
+        "iter latency: ": "{seconds[3]:si}s",
+        "FLOPS per GPU = ": "{rates[3]:si}FLOPS",
+        "samples/second: ": "{rates[4]:.2f}",
+    }
+    lines = []
+    for line in summary.splitlines():
+        label = next((label for label in values if line.startswith(label)), None)
+        if label is None:
+            lines.append(_plain(line))
+        elif engine is not None:
+            lines.append(f"{_plain(line[: line.rindex(': ') + 1]):<70}  {values[label]}")
+    if engine is None:
+        return {"text": "\n".join(lines)}
+    lines.append("(predicted; latencies of single modules are left out)")
+    last = [pairs_of(engine.timers(name))[-1:] for name in GLOBAL_TIMERS]
+    samples = engine.train_micro_batch_size_per_gpu() * engine.world_size
+    return {
+        "text": "\n".join(lines),
+        "spans": [*last, [pair for pairs in last for pair in pairs]],
+        "work": [
+            (each, [0]),
+            (each * (whole - 1), [1]),
+            (each * whole, [0, 1]),
+            (each * whole, [3]),
+            (samples * 1e3, [3]),
+        ],
+    }
+
+
+def _plain(line: str) -> str:
+    """With nothing in it that would be filled in."""
+    return line.replace("{", "{{").replace("}", "}}")
+
+
+def _is_rank_0() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0

@@ -1,0 +1,52 @@
+"""Steps of a DeepSpeed engine: ZeRO steps the optimizer in parts, and once before training, with gradients of zero, to have its
+state. Checked with deepspeed 0.19."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from maya_core.launch.emulation import Emulation
+from maya_deepspeed import labels
+
+OPTIMIZERS = {
+    "deepspeed.runtime.zero.stage_1_and_2": "DeepSpeedZeroOptimizer",
+    "deepspeed.runtime.zero.stage3": "DeepSpeedZeroOptimizer_Stage3",
+    "deepspeed.runtime.fp16.fused_optimizer": "FP16_Optimizer",
+    "deepspeed.runtime.fp16.unfused_optimizer": "FP16_UnfusedOptimizer",
+}
+
+
+def put_on(emulation: Emulation) -> None:
+    patches, steps = emulation.device.patches, emulation.steps
+
+    def engine(module: ModuleType) -> None:
+        step = module.DeepSpeedEngine._take_model_step
+
+        @functools.wraps(step)
+        def _take_model_step(self: Any, *args: Any, **kwargs: Any) -> None:
+            with steps.one_step_of(self):
+                labels.gradients(emulation.device.native, self)
+                step(self, *args, **kwargs)
+                labels.state(emulation.device.native, self)  # the optimizers inside were taken for the program's own
+
+        patches.set(module.DeepSpeedEngine, "_take_model_step", _take_model_step)
+
+    def optimizer(name: str, module: ModuleType) -> None:
+        kind = getattr(module, name)
+        patches.set(kind, "initialize_optimizer_states", _aside(kind.initialize_optimizer_states, emulation))
+
+    patches.when_imported("deepspeed.runtime.engine", engine)
+    for module, name in OPTIMIZERS.items():
+        patches.when_imported(module, functools.partial(optimizer, name))
+
+
+def _aside(original: Callable[..., Any], emulation: Emulation) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def initialize_optimizer_states(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with emulation.steps.aside():
+            return original(self, *args, **kwargs)
+
+    return initialize_optimizer_states

@@ -1,0 +1,45 @@
+"""`deepspeed --emulate train.py`. Loaded by a .pth file wherever 'deepspeed' is in the first words of a command, so it looks twice,
+and costs next to nothing. Checked with deepspeed 0.19."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+from pathlib import PurePath
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from maya_core.device.patches import Patches
+from maya_launchers import flags
+
+PROGRAMS = ("deepspeed", "deepspeed.pt")  # the same script, under two names
+
+
+def is_launcher(command: list[str]) -> bool:
+    script = next((word for word in command[1:4] if not word.startswith("-")), "")
+    return PurePath(script).name in PROGRAMS
+
+
+class Parser(argparse.ArgumentParser):
+    """DeepSpeed's parser, which is a local of one of its functions, with the flags."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        flags.add_to(self)
+        found = super().parse_args(args, namespace)
+        if found.emulate and not flags.emulated():
+            flags.run_under_maya(found, len(found.user_args))
+        if (alone := flags.alone(found)) is not None:
+            self.error(f"{alone} without --emulate")
+        for name in ("emulate", *flags.OPTIONS, *flags.SWITCHES):  # the rest is DeepSpeed's, as it knows it
+            delattr(found, name)
+        return found
+
+
+def add_flags(patches: Patches, runner: ModuleType) -> None:
+    patches.set(runner, "argparse", SimpleNamespace(**{**vars(argparse), "ArgumentParser": Parser}))
+
+
+if is_launcher(sys.orig_argv):
+    watching = Patches()
+    watching.when_imported("deepspeed.launcher.runner", functools.partial(add_flags, watching))
