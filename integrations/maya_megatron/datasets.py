@@ -1,0 +1,50 @@
+"""Datasets of files: rank 0 writes their indices to a cache, the others wait at a barrier and read it. Barriers do not hold emulated ranks up,
+so here the others wait for rank 0 itself. Mock data has an index in memory, of more than a hundred GiB for the samples of a whole training: a few
+steps do with the beginning of it. Checked with megatron-core 0.16.1."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from types import ModuleType
+from typing import Any
+
+from maya_core.launch.emulation import Emulation
+
+MOST_SAMPLES = 2**24  # of mock data, where only some steps are run: 1 GiB of index
+
+
+def put_on(emulation: Emulation) -> None:
+    patches, link, turns = emulation.device.patches, emulation.link, itertools.count()
+
+    def mock(module: ModuleType) -> None:
+        original = module.BlendedMegatronDatasetBuilder.__init__
+
+        @functools.wraps(original)
+        def init(self: Any, cls: Any, sizes: list[int | None], is_built_on_rank: Any, config: Any) -> None:
+            if config.mock and emulation.steps.limit is not None:
+                sizes = [size and min(size, MOST_SAMPLES) for size in sizes]
+            original(self, cls, sizes, is_built_on_rank, config)
+
+        patches.set(module.BlendedMegatronDatasetBuilder, "__init__", init)
+
+    patches.when_imported("megatron.core.datasets.blended_megatron_dataset_builder", mock)
+    if link is None:  # this rank is alone
+        return
+
+    def builder(module: ModuleType) -> None:
+        original = module.BlendedMegatronDatasetBuilder.build
+
+        @functools.wraps(original)
+        def build(self: Any) -> Any:
+            turn = f"megatron/datasets/{next(turns)}"
+            if emulation.rank:
+                link.want(turn, 0, "indices of a dataset")
+                return original(self)
+            built = original(self)
+            link.post(turn, b"")
+            return built
+
+        patches.set(module.BlendedMegatronDatasetBuilder, "build", build)
+
+    patches.when_imported("megatron.core.datasets.blended_megatron_dataset_builder", builder)

@@ -1,0 +1,83 @@
+"""The emulated device as the layers here use it: kernels put on the current stream, and what Transformer Engine keeps on each GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from maya_core.errors import MayaError
+from maya_core.launch.emulation import Emulation
+
+NAMESPACE = "transformer_engine"
+# get_cublas_workspace_size_bytes in pytorch/module/base.py
+HOPPER_WORKSPACE = 32 * 2**20 + 1024
+OTHER_WORKSPACE = 4_194_304
+CUBLAS_STREAMS = 4  # of grouped products: nvte_get_num_compute_streams
+
+
+class Device:
+    """Of the emulation that is on: kept here for layers, which Megatron makes without telling us where."""
+
+    def __init__(self, emulation: Emulation) -> None:
+        self.rules = emulation.device.rules
+        hopper = emulation.device.gpu.compute_capability[0] >= 9
+        self.workspace_bytes = HOPPER_WORKSPACE if hopper else OTHER_WORKSPACE
+        self._workspaces: dict[str, list[torch.Tensor]] = {}
+        self._dummies: dict[Any, torch.Tensor] = {}
+
+    def workspace(self) -> None:
+        """Taken by the first product, and kept."""
+        self._keep("one", 1)
+
+    def workspaces_of_streams(self) -> None:
+        """The same for products of groups, each on a stream of its own: not shared with single ones."""
+        self._keep("grouped", CUBLAS_STREAMS)
+
+    def _keep(self, which: str, count: int) -> None:
+        if which not in self._workspaces:
+            size = self.workspace_bytes
+            self._workspaces[which] = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(count)]
+
+    def dummy_gradient(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        """In place of a gradient that was added to `main_grad`: one for each shape, kept."""
+        if (shape, dtype) not in self._dummies:
+            self._dummies[shape, dtype] = torch.empty(shape, dtype=dtype, device="cuda")
+        return self._dummies[shape, dtype].detach()
+
+
+_device: list[Device] = []
+
+
+def put_on(emulation: Emulation) -> None:
+    _device.append(Device(emulation))
+    emulation.device.patches.on_undo(_device.clear)
+
+
+def device() -> Device:
+    if not _device:
+        raise MayaError(
+            "a layer of Transformer Engine was made under emulation, and called after it.",
+            "Make the model anew; outside an emulation it needs Transformer Engine itself.",
+        )
+    return _device[-1]
+
+
+def launch(name: str, inputs: Sequence[Any], outputs: Sequence[torch.Tensor]) -> None:
+    """One kernel that reads the inputs and writes the outputs."""
+    record(f"{NAMESPACE}::{name}", inputs, outputs)
+
+
+def product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """out = left @ right, by cuBLASLt; biases and their gradients are in its epilogue. `out` may have a wider dtype, or be added to."""
+    device().workspace()
+    record("aten::mm", [left, right], [out])
+    return out
+
+
+def record(op: str, inputs: Sequence[Any], outputs: Sequence[torch.Tensor]) -> None:
+    # The device takes what a module does in backward for recomputation if gradients are wanted of it, and inside an
+    # autograd.Function none are.
+    with torch.enable_grad():
+        device().rules.record(op, inputs, outputs)

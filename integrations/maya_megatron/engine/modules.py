@@ -1,0 +1,164 @@
+"""Which names are found in which module of Transformer Engine and apex. What is not here fails to import, and Megatron does without
+(offloading of activations)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from maya_megatron.engine import attention, linear, losses, norms, optimizers, permutation, precision, softmax
+from maya_megatron.engine.device import device
+
+VERSION = "2.9.0"  # what is followed, and what Megatron is told
+
+
+class CudaRNGStatesTracker:
+    """As Megatron's own, which is used unless --te-rng-tracker is given."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.states_: dict[str, Any] = {}
+        self.seeds_: set[int] = set()
+
+    def get_states(self) -> dict[str, Any]:
+        return dict(self.states_)
+
+    def set_states(self, states: dict[str, Any]) -> None:
+        self.states_ = states
+
+    def add(self, name: str, seed: int) -> None:
+        self.seeds_.add(seed)
+        self.states_[name] = seed
+
+    @contextmanager
+    def fork(self, name: str = "model-parallel-rng") -> Any:
+        yield
+
+
+def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    for name in ("distribute_saved_activations", "get_rng_state_tracker", "tp_group"):
+        kwargs.pop(name, None)
+    return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=True, **kwargs)
+
+
+@contextmanager
+def activation_recompute_forward(*_: Any, **__: Any) -> Any:
+    yield
+
+
+def get_workspace() -> Any:
+    device().workspace()
+    return None
+
+
+def get_dummy_wgrad(shape: list[int], dtype: torch.dtype, zero: bool = False) -> torch.Tensor:
+    return device().dummy_gradient(torch.Size(shape), dtype)
+
+
+def _eight_bits(name: str) -> type:
+    return type(name, (precision.Recipe,), {})
+
+
+LAYERS = {
+    "Linear": linear.Linear,
+    "LayerNormLinear": linear.LayerNormLinear,
+    "GroupedLinear": linear.GroupedLinear,
+    "LayerNorm": norms.LayerNorm,
+    "RMSNorm": norms.RMSNorm,
+    "DotProductAttention": attention.DotProductAttention,
+}
+OPS = ("Sequential", "FusibleOperation", "BasicLinear", "Bias", "LayerNorm", "RMSNorm", "AllReduce", "ReduceScatter",
+       "GELU", "GEGLU", "ReLU", "ReGLU", "SiLU", "SwiGLU")  # fmt: skip
+RECIPES = ("Float8CurrentScaling", "Float8BlockScaling", "MXFP8BlockScaling", "NVFP4BlockScaling", "CustomRecipe")
+ROUTER = ("fused_compute_score_for_moe_aux_loss", "fused_moe_aux_loss", "fused_topk_with_score_function")
+
+TRANSFORMER_ENGINE: dict[str, dict[str, Any]] = {
+    "transformer_engine": {"__version__": VERSION},
+    "transformer_engine.common": {},
+    "transformer_engine.common.recipe": {
+        "Recipe": precision.Recipe,
+        "Format": SimpleNamespace(E4M3="e4m3", HYBRID="hybrid"),
+        "DelayedScaling": precision.DelayedScaling,
+        **{name: _eight_bits(name) for name in RECIPES},
+    },
+    "transformer_engine.pytorch": {**LAYERS, **{name: _eight_bits(name) for name in ("Fp8Padding", "Fp8Unpadding")}},
+    "transformer_engine.pytorch.module": LAYERS,
+    "transformer_engine.pytorch.module.base": {
+        "TransformerEngineBaseModule": linear.Linear,
+        "get_dummy_wgrad": get_dummy_wgrad,
+        "get_workspace": get_workspace,
+    },
+    "transformer_engine.pytorch.fp8": {
+        "FP8GlobalStateManager": precision.FP8GlobalStateManager,
+        "fp8_autocast": precision.fp8_autocast,
+    },
+    "transformer_engine.pytorch.distributed": {
+        "CudaRNGStatesTracker": CudaRNGStatesTracker,
+        "checkpoint": checkpoint,
+        "activation_recompute_forward": activation_recompute_forward,
+        "is_fp8_activation_recompute_enabled": lambda: False,
+        "get_all_rng_states": dict,
+    },
+    "transformer_engine.pytorch.attention": {"DotProductAttention": attention.DotProductAttention},
+    "transformer_engine.pytorch.attention.rope": {"apply_rotary_pos_emb": attention.apply_rotary_pos_emb},
+    "transformer_engine.pytorch.cross_entropy": {"parallel_cross_entropy": losses.parallel_cross_entropy},
+    "transformer_engine.pytorch.permutation": {
+        "moe_permute": permutation.moe_permute,
+        "moe_permute_with_probs": permutation.moe_permute_with_probs,
+        "moe_unpermute": permutation.moe_unpermute,
+        "moe_sort_chunks_by_index": permutation.moe_sort_chunks_by_index,
+        "moe_sort_chunks_by_index_with_probs": permutation.moe_sort_chunks_by_index_with_probs,
+    },
+    "transformer_engine.pytorch.optimizers": {
+        "FusedAdam": optimizers.FusedAdam,
+        "FusedSGD": optimizers.FusedSGD,
+        "multi_tensor_applier": optimizers.multi_tensor_applier,
+        "multi_tensor_scale": optimizers.multi_tensor_scale,
+        "multi_tensor_l2norm": optimizers.multi_tensor_l2norm,
+        "multi_tensor_unscale_l2norm": optimizers.multi_tensor_unscale_l2norm,
+    },
+    "transformer_engine.pytorch.tensor": {"QuantizedTensor": precision.not_emulated("QuantizedTensor")},
+    "transformer_engine.pytorch.ops": {name: precision.not_emulated(name) for name in OPS},
+    "transformer_engine.pytorch.router": {name: precision.not_emulated(name) for name in ROUTER},
+}
+
+_SOFTMAX = {"forward": softmax.forward, "backward": softmax.backward, "get_batch_per_block": lambda sq, sk, b, np: 4}
+
+
+class _LayerNorm:
+    """FastLayerNormFN and FusedLayerNormAffineFunction: called with `apply`."""
+
+    @staticmethod
+    def apply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *rest: Any) -> torch.Tensor:
+        eps = next((one for one in rest if isinstance(one, float)), 1e-5)
+        out: torch.Tensor = norms._Norm.apply("LayerNorm", eps, x, weight, bias)
+        return out
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Any, weight: Any, bias: Any, shape: Any, eps: float, memory_efficient: bool = False
+    ) -> Any:
+        """Megatron looks at its arguments."""
+
+
+APEX: dict[str, dict[str, Any]] = {
+    "apex": {},
+    "apex.contrib": {},
+    "apex.contrib.layer_norm": {},
+    "apex.contrib.layer_norm.layer_norm": {"FastLayerNormFN": _LayerNorm},
+    "apex.normalization": {},
+    "apex.normalization.fused_layer_norm": {"FusedLayerNormAffineFunction": _LayerNorm},
+    "fused_weight_gradient_mlp_cuda": {
+        "wgrad_gemm_accum_fp32": linear.accumulate_wgrad,
+        "wgrad_gemm_accum_fp16": linear.accumulate_wgrad,
+    },
+    "scaled_upper_triang_masked_softmax_cuda": _SOFTMAX,
+    "scaled_masked_softmax_cuda": _SOFTMAX,
+    "scaled_softmax_cuda": _SOFTMAX,
+}

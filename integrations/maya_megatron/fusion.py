@@ -1,0 +1,153 @@
+"""Functions that Megatron decorates with `jit_fuser`, which is torch.compile: chains of elementwise ops that run as one kernel, with no
+memory for what is between them. Here each call is one kernel over its inputs and outputs, forward and backward.
+
+What the backward of a compiled function keeps is taken to be its inputs, from which it computes the rest again (the partitioner of
+torch.compile prefers what is there already); of a dropout it keeps the mask. Checked with megatron-core 0.16.1.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from maya_core.launch.emulation import Emulation
+
+PLAIN = (torch.Tensor, int, float, bool, str, torch.dtype, type(None))
+NAMESPACE = "megatron"
+Made = tuple[torch.Size, tuple[int, ...], torch.dtype]  # a tensor's sizes, strides and dtype
+# Functions that write to their first argument. Compiled, they write to a tensor of their own, and the argument last: so many copies of
+# it are there at once (what inductor makes of them in torch 2.13).
+COPIES = {"calculate_predicted_logits": 1}
+
+
+def put_on(emulation: Emulation) -> None:
+    patches = emulation.device.patches
+    patches.when_imported(
+        "megatron.core.jit", lambda module: patches.set(module, "jit_fuser", functools.partial(fused, emulation))
+    )
+    # Where Megatron was imported before the emulation began, its functions are torch.compile's already.
+    for name in [name for name in sys.modules if name.startswith("megatron.core.")]:
+        for attribute, value in list(vars(sys.modules[name]).items()):
+            if function := getattr(value, "_torchdynamo_orig_callable", None):
+                patches.set(sys.modules[name], attribute, fused(emulation, function))
+
+
+def fused(emulation: Emulation, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, as one kernel where its tensors are on the emulated device. It is left in Megatron's modules as it is: with
+    tensors of the host, and so after the emulation, it is the function itself."""
+    rules = emulation.device.rules
+    shapes: dict[Any, Any] = {}
+    name = getattr(function, "__name__", "fused")
+
+    def record(op: str, inputs: Any, outputs: Any) -> None:
+        with torch.enable_grad():  # see engine/device.py
+            rules.record(op, inputs, outputs)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        plain = not kwargs and all(isinstance(one, PLAIN) for one in args)  # as nearly always
+        flat, form = (args, None) if plain else pytree.tree_flatten((args, kwargs))
+        tensors = [one for one in flat if isinstance(one, torch.Tensor)]
+        if not any(one.is_cuda for one in tensors) or not (plain or all(isinstance(one, PLAIN) for one in flat)):
+            return function(*args, **kwargs)  # methods, whose tensors are not all seen here, too
+        if name == "bias_dropout_add_fused_train":
+            (x, bias), residual, probability = args
+            return _DropoutAdd.apply(record, probability, x, bias, residual)
+        key = (form, *(_kind(one) for one in flat))
+        if key not in shapes:
+            shapes[key] = _described(function, flat, form)
+        if shapes[key] is None:
+            copies = [torch.empty_like(tensors[0]) for _ in range(COPIES.get(name, 0))]
+            out = function(*args, **kwargs)
+            del copies
+            return out
+        made, out_form = shapes[key]
+        outputs = _Fused.apply(record, name, made, *tensors)
+        return outputs[0] if out_form.is_leaf() else pytree.tree_unflatten(list(outputs), out_form)
+
+    return call
+
+
+def _kind(value: Any) -> Any:
+    return (value.shape, value.stride(), value.dtype) if isinstance(value, torch.Tensor) else value
+
+
+def _described(function: Callable[..., Any], flat: Sequence[Any], form: Any) -> tuple[list[Made], Any] | None:
+    """What comes out; None where that depends on more than shapes. `form` is None where `flat` are the arguments themselves."""
+    meta = [
+        torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device="meta")
+        if isinstance(one, torch.Tensor)
+        else one
+        for one in flat
+    ]
+    args, kwargs = (meta, {}) if form is None else pytree.tree_unflatten(meta, form)
+    try:
+        with torch.no_grad():
+            out, out_form = pytree.tree_flatten(function(*args, **kwargs))
+    except (RuntimeError, NotImplementedError):
+        return None
+    seen = {one.untyped_storage()._cdata for one in meta if isinstance(one, torch.Tensor)}
+    if not all(isinstance(one, torch.Tensor) and one.untyped_storage()._cdata not in seen for one in out):
+        return None  # in place, or a view of an input
+    return [(one.shape, torch.empty_like(one).stride(), one.dtype) for one in out], out_form
+
+
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, record: Any, name: str, made: list[Made], *inputs: torch.Tensor) -> Any:
+        device = inputs[0].device
+        outputs = tuple(
+            torch.empty_strided(sizes, strides, dtype=dtype, device=device) for sizes, strides, dtype in made
+        )
+        record(f"{NAMESPACE}::{name}", inputs, outputs)
+        ctx.save_for_backward(*inputs)
+        ctx.record, ctx.name = record, name
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        inputs = ctx.saved_tensors
+        largest = max(one.numel() for one in inputs)
+        wanted = [i for i, one in enumerate(inputs) if ctx.needs_input_grad[i + 3]]
+        # A gradient of what was broadcast is a sum over that of the whole.
+        whole = {i: torch.empty_like(inputs[i]) for i in wanted if inputs[i].numel() == largest}
+        parts = [i for i in wanted if i not in whole]
+        if whole:
+            ctx.record(f"{NAMESPACE}::{ctx.name}_backward", [*grads, *inputs], list(whole.values()))
+        found = dict(whole)
+        for i in parts:
+            found[i] = torch.empty_like(inputs[i])
+            ctx.record(f"{NAMESPACE}::{ctx.name}_sum", [*(list(whole.values())[:1] or grads)], [found[i]])
+        return None, None, None, *(found.get(i) for i in range(len(inputs)))
+
+
+class _DropoutAdd(torch.autograd.Function):
+    """residual + dropout(x + bias): the gradient of the residual is the one that comes in."""
+
+    @staticmethod
+    def forward(ctx: Any, record: Any, probability: float, x: Any, bias: Any, residual: Any) -> torch.Tensor:
+        out = torch.empty_like(x)
+        mask = torch.empty_like(x, dtype=torch.bool) if probability else None
+        inputs = [one for one in (x, bias, residual) if one is not None]
+        record(f"{NAMESPACE}::bias_dropout_add", inputs, [out] if mask is None else [out, mask])
+        ctx.save_for_backward(*([] if mask is None else [mask]))
+        ctx.record, ctx.dtype = record, residual.dtype
+        ctx.bias = None if bias is None else (bias.shape, bias.dtype)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        grad_x = grad
+        if ctx.saved_tensors:
+            grad_x = torch.empty_like(grad)
+            ctx.record(f"{NAMESPACE}::bias_dropout_add_backward", [grad, *ctx.saved_tensors], [grad_x])
+        grad_bias = None
+        if ctx.bias is not None and ctx.needs_input_grad[3]:
+            shape, dtype = ctx.bias
+            grad_bias = grad_x.sum_to_size(shape).to(dtype)
+        return None, None, grad_x, grad_bias, grad.to(ctx.dtype)

@@ -1,0 +1,37 @@
+"""What Megatron keeps of a job in its modules: process groups, arguments, random states, and what it has found to be installed. They must
+not outlive the emulated world: modules that were there before are as they were, the others are imported anew by who asks next."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import sys
+from types import ModuleType
+
+from maya_core.device.patches import Patches
+from maya_core.launch.emulation import Emulation
+
+MODULES = (
+    "megatron.core.parallel_state",
+    "megatron.core.num_microbatches_calculator",
+    "megatron.core.tensor_parallel.random",
+    "megatron.core.rerun_state_machine",
+    "megatron.training.global_vars",
+)
+STATE = (bool, int, list, dict)  # beside None
+
+
+def put_on(emulation: Emulation) -> None:
+    emulation.device.patches.on_undo(functools.partial(_forget_new, set(sys.modules)))
+    for name in MODULES:
+        emulation.device.patches.when_imported(name, functools.partial(_as_found, emulation.device.patches))
+
+
+def _forget_new(before: set[str]) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "megatron" and name not in before]:
+        del sys.modules[name]
+
+
+def _as_found(patches: Patches, module: ModuleType) -> None:
+    state = {name: copy.copy(value) for name, value in vars(module).items() if value is None or type(value) in STATE}
+    patches.on_undo(functools.partial(vars(module).update, state))

@@ -1,0 +1,168 @@
+"""Megatron Core in this process: what is recorded of its layers, what they keep, and that nothing stays."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from maya_megatron import log
+from maya_megatron.engine import attention
+from megatron_gpt import BATCH, HIDDEN, LAYERS, TOKENS, VOCABULARY, train
+
+import maya_core
+from maya_core.trace.schema import Kind
+
+MICROBATCHES = 2
+STEPS = 2
+GPT_PARAMETERS = 2 * VOCABULARY * HIDDEN + TOKENS * HIDDEN + LAYERS * (12 * HIDDEN**2 + 13 * HIDDEN) + 2 * HIDDEN
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    yield
+    assert not [one for one in sys.meta_path if type(one).__module__.startswith("maya_")]
+    assert not torch.cuda.is_available() and not torch.distributed.is_initialized()
+    assert "transformer_engine" not in sys.modules and "apex" not in sys.modules
+
+
+def calls(job: maya_core.emulate, op: str) -> int:
+    """How often it was called in all steps."""
+    trace = job.trace
+    numbers = [number for number, one in enumerate(trace.signatures) if one.op == op]
+    return int(np.isin(trace.ops["subject"], numbers).sum())
+
+
+def collectives(job: maya_core.emulate) -> Counter[tuple[str, int, int]]:
+    """How often each was called in all steps: (op, elements, ranks)."""
+    trace = job.trace
+    numbers = trace.events["subject"][trace.events["kind"] == Kind.COLLECTIVE]
+    kinds = [(one.op, one.elements_in, len(trace.communicators[one.communicator].ranks)) for one in trace.calls]
+    return Counter(kinds[number] for number in numbers)
+
+
+def test_a_gpt_of_tensor_parallel_ranks() -> None:
+    with maya_core.emulate("a100", gpus=8, nodes=1) as job:
+        train(STEPS, tensor_parallel=2)
+    found = job.prediction
+    assert (found.world.size, found.trace.steps) == (8, 2)
+    assert found.step_time_s is not None
+    # Row-parallel layers reduce what they give, column-parallel ones the gradient of what they got: two of each in a layer.
+    whole = TOKENS * BATCH * HIDDEN
+    # and the embedding's forward, the output layer's backward
+    assert collectives(job)["all_reduce", whole, 2] == STEPS * MICROBATCHES * (4 * LAYERS + 2)
+    # Dropout, bias and residual are one kernel, as torch.compile makes them.
+    assert calls(job, "megatron::bias_dropout_add") == STEPS * MICROBATCHES * 2 * LAYERS
+
+
+def test_memory_of_weights_and_optimizer() -> None:
+    with maya_core.emulate("a100", gpus=2, nodes=1) as job:
+        parameters = train(STEPS)
+    assert parameters == GPT_PARAMETERS
+    by_category = job.prediction.memory.ranks[0].by_category_bytes
+    # 16 bits and a copy of 32 bits; gradients of 32 bits in one buffer; two states
+    assert by_category["optimizer_state"] == pytest.approx(8 * parameters, rel=0.01)
+    assert by_category["gradients"] == pytest.approx(4 * parameters, rel=0.01)
+    assert by_category["parameters"] == pytest.approx(6 * parameters, rel=0.01)
+
+
+def test_the_distributed_optimizer_has_a_share_of_the_states() -> None:
+    with maya_core.emulate("a100", gpus=4, nodes=1) as job:
+        parameters = train(STEPS, distributed_optimizer=True)
+    by_category = job.prediction.memory.ranks[0].by_category_bytes
+    assert by_category["optimizer_state"] == pytest.approx(8 * parameters / 4, rel=0.02)
+    ops = {op for op, *_ in collectives(job)}
+    assert {"reduce_scatter_tensor", "all_gather_into_tensor"} <= ops, ops
+
+
+def test_experts_in_parallel() -> None:
+    with maya_core.emulate("a100", gpus=4, nodes=1) as job:
+        train(STEPS, experts=4, moe_grouped_gemm=True)
+    sent = sum(count for (op, *_), count in collectives(job).items() if op == "all_to_all")
+    # Tokens and their probabilities to the experts, tokens back, each with its backward
+    assert sent >= STEPS * MICROBATCHES * LAYERS * 4
+    assert job.prediction.step_time_s is not None
+
+
+def test_permutation_of_tokens_by_fused_kernels() -> None:
+    with maya_core.emulate("h100", gpus=4, nodes=1) as job:
+        train(STEPS, experts=4, moe_grouped_gemm=True, moe_permute_fusion=True)
+    layers = STEPS * MICROBATCHES * LAYERS
+    # Backward of one is the other.
+    assert calls(job, "transformer_engine::permute") == calls(job, "transformer_engine::unpermute") == 2 * layers
+    assert calls(job, "transformer_engine::row_id_map_pass_1") == layers
+
+
+def test_attention_copies_what_lies_in_no_known_way() -> None:
+    with maya_core.emulate("h100"):
+        heads, width = 4, 8
+        mixed = torch.empty(16, 2, heads, 3 * width, device="cuda")
+        assert attention._layout_known(*mixed.split(width, dim=-1))  # each head's three side by side
+        mixed = torch.empty(16, 2, 3 * heads, width, device="cuda")
+        assert attention._layout_known(*mixed.split(heads, dim=2))  # all queries, all keys, all values
+        # Groups of queries share a key: queries are copied when they are brought into heads, keys and values lie among what is left.
+        grouped = torch.empty(16, 2, heads, 4 * width, device="cuda")
+        query, key, value = grouped.split([2 * width, width, width], dim=-1)
+        assert not attention._layout_known(query.reshape(16, 2, 2 * heads, width), key, value)
+        assert attention._layout_known(
+            *(one.contiguous() for one in (query.reshape(16, 2, 2 * heads, width), key, value))
+        )
+
+
+@pytest.mark.parametrize(("gpu", "deterministic", "backend"), [
+    ("a100", "0", "flash"), ("a100", "1", "flash"), ("h100", "0", "fused"), ("h100", "1", "fused"), ("b200", "0", "flash"),
+])  # fmt: skip
+def test_which_attention_runs(gpu: str, deterministic: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", deterministic)
+    with maya_core.emulate(gpu):
+        query = torch.empty(16, 2, 4, 64, dtype=torch.bfloat16, device="cuda")
+        assert attention.backend_of(query, query, None) == backend
+
+
+def test_context_parallel_ranks_pass_keys_and_values_on() -> None:
+    with maya_core.emulate("a100", gpus=2, nodes=1) as job:
+        train(STEPS, context_parallel=2, attention_dropout=0.0)
+    pair = 2 * BATCH * TOKENS // 2 * HIDDEN
+    sent = {elements: count for (op, elements, _), count in collectives(job).items() if op == "send"}
+    # One of two blocks is fetched in forward; both in backward, with their gradients.
+    assert sent == {pair: STEPS * MICROBATCHES * LAYERS, 2 * pair: STEPS * MICROBATCHES * LAYERS * 2}
+    assert calls(job, "aten::_scaled_dot_product_flash_attention") == STEPS * MICROBATCHES * LAYERS * 2
+
+
+def test_layers_of_torch_without_transformer_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAYA_TRANSFORMER_ENGINE", "0")
+    monkeypatch.setenv("MAYA_APEX", "0")
+    with maya_core.emulate("h100", gpus=2, nodes=1) as job:
+        assert train(STEPS, engine=False) == GPT_PARAMETERS
+    assert calls(job, "megatron::bias_gelu") == STEPS * MICROBATCHES * LAYERS
+    assert not calls(job, "transformer_engine::multi_tensor_adam")
+
+
+def test_eight_bits_are_refused() -> None:
+    with maya_core.emulate("h100", gpus=1, nodes=1):
+        with pytest.raises(maya_core.MayaError, match="not emulated"):
+            train(STEPS, fp8="hybrid", fp8_recipe="delayed")
+
+
+def test_the_log_has_no_times_of_the_emulator() -> None:
+    line = (
+        " [2026-01-01 00:00:00.000000] iteration        2/      50 | consumed samples:           64 | elapsed time per iteration (ms): 417.9 |"
+        " throughput per GPU (TFLOP/s/GPU): 3.4 | learning rate: 9.6E-05 | lm loss: 5.0E-01 |"
+    )
+    shown = log.masked(line)
+    assert "417.9" not in shown and "3.4" not in shown
+    assert "lm loss: 5.0E-01 |" in shown and "step time: predicted at the end |" in shown
+    place = log.to_fill_in(line, tflop_per_gpu=100.0)
+    filled = place["text"].format(step_ms=250.0, rates=[work / 250.0 for work in place["work"]])
+    assert "| elapsed time per iteration (ms): 250.0 | throughput per GPU (TFLOP/s/GPU): 400.0 | learning" in filled
+    assert log.to_fill_in("memory (MB) | allocated: 464.5", None) is None
+    assert (
+        log.masked("time to initialize megatron (seconds): 3.1")
+        == "time to initialize megatron (seconds): not measured"
+    )
+    assert log.masked("[Rank 0] (after 1 iterations) memory (MB) | allocated: 464.5") == (
+        "[Rank 0] (after 1 iterations) memory (MB) | allocated: 464.5"
+    )
