@@ -1,0 +1,162 @@
+"""`maya calibrate --from-mlflow`: from the pairs of an experiment to a calibration that later predictions follow."""
+
+from __future__ import annotations
+
+import datetime
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from maya_core.errors import MayaError
+from maya_core.hardware.catalog import find_gpu
+from maya_core.predictor.calibration import (
+    CLASSES,
+    Calibration,
+    Origin,
+    RunFactors,
+    calibrations,
+    path_of,
+    read_calibration,
+    shipped_digest,
+    write_calibration,
+)
+from maya_core.report import words
+from maya_core.report.analysis import Options
+from maya_core.report.what_if import recorded_cluster
+from maya_core.simulator.host import Host
+from maya_core.trace.job import read_job
+from maya_mlflow import keys, pairs
+from maya_mlflow.factors import Case, fit
+from maya_mlflow.pairs import Pair, ask
+
+FAR = 3.0  # a factor beyond this, or below one by it, is more likely another machine than another GPU
+
+
+def calibrate(experiment: str, uri: str | None, gpu: str | None, name: str | None, add: bool, replace: bool) -> Path:
+    """Fits, tells what it is worth, and writes the calibration."""
+    console = Console()
+    if add and replace:
+        raise MayaError("--add and --replace together.", "Give one of them.")
+    client = pairs.client(uri)
+    found = pairs.find_experiment(client, experiment)
+    every = pairs.pairs_of(pairs.runs_of(client, found.experiment_id))
+    jobs, chosen = _jobs(every, find_gpu(gpu).name if gpu is not None else None, found.name)
+    target = name or f"{chosen}-runs"
+    older = _older(target, chosen, add, replace)
+    with tempfile.TemporaryDirectory(prefix="maya-") as folder:
+        cases, left_out = _cases(client, jobs, Path(folder))
+        for reason in left_out:
+            console.print(f"  [dim]left out:[/dim] {reason}", highlight=False, soft_wrap=True)
+        factors = fit(cases, found.name, older)
+    console.print(_table(cases, factors))
+    _say(console, factors)
+    made = _calibration(target, chosen, found.name, factors, older)
+    path = write_calibration(made, replace=add or replace)
+    console.print(
+        f"Written to {path}; predictions for {chosen} follow it from now on.", highlight=False, soft_wrap=True
+    )
+    if others := [each.name for each in calibrations(chosen) if each.name != target]:
+        console.print(f"[yellow]Not used any more, being older: {', '.join(others)}.[/yellow]", soft_wrap=True)
+    return path
+
+
+def _jobs(every: list[Pair], gpu: str | None, experiment: str) -> tuple[list[list[Pair]], str]:
+    """The pairs by job, of one GPU, and which. Pairs whose runs are not of the same job say nothing of the prediction."""
+    same = [pair for pair in every if not pair.differences()]
+    gpus = sorted({pair.predicted.params.get("maya/gpu", "") for pair in same})
+    if gpu is None and len(gpus) > 1:
+        raise MayaError(f"the runs of '{experiment}' are of several GPUs: {', '.join(gpus)}.", "Choose one with --gpu.")
+    chosen = gpu or (gpus[0] if gpus else "")
+    jobs: dict[str, list[Pair]] = {}
+    for pair in same:
+        if pair.predicted.params.get("maya/gpu") == chosen:
+            jobs.setdefault(pair.predicted.tags.get(keys.FINGERPRINT) or pair.predicted.run_id, []).append(pair)
+    if not jobs:
+        of = f" on {gpu}" if gpu else ""
+        raise MayaError(
+            f"experiment '{experiment}' has no pairs of a prediction and an actual run{of}.",
+            "`maya compare` says which pairs there are.",
+        )
+    return list(jobs.values()), find_gpu(chosen).name
+
+
+def _older(name: str, gpu: str, add: bool, replace: bool) -> Calibration | None:
+    """The calibration that is added to: its measurements of kernels count, and what they leave is fitted."""
+    path = path_of(name)
+    if not path.exists():
+        return None
+    if not add and not replace:
+        raise MayaError(
+            f"there is a calibration '{name}' already ({path}).",
+            "Give --replace to write over it, --add to keep its measurements of kernels, or --name for a new one.",
+        )
+    found = read_calibration(path)
+    if found is None or found.gpu != gpu:
+        raise MayaError(f"'{name}' is not a calibration of {gpu}.", "Give another --name.")
+    return found if add else None
+
+
+def _cases(client: Any, jobs: list[list[Pair]], folder: Path) -> tuple[list[Case], list[str]]:
+    cases, left_out = [], []
+    for number, job_pairs in enumerate(jobs):
+        newest = job_pairs[-1].predicted
+        where = folder / str(number)
+        where.mkdir()
+        names = {one.path for one in ask(client.list_artifacts, newest.run_id)}
+        if "trace" not in names:
+            left_out.append(f"{newest.name} {newest.run_id[:8]}, whose trace is not among its artifacts")
+            continue
+        job = read_job(ask(client.download_artifacts, newest.run_id, "trace", str(where)))
+        options = Options(
+            host=Host(newest.params.get("maya/host", Host.MODELLED.value)),
+            attention=newest.params.get("maya/attention", Options().attention),
+        )
+        actual = statistics.median(pair.actual.metrics[keys.STEP_TIME] for pair in job_pairs)
+        cases.append(Case(f"{newest.name} {newest.run_id[:8]}", job, recorded_cluster(job), options, actual))
+    return cases, left_out
+
+
+def _table(cases: list[Case], factors: RunFactors) -> Table:
+    import numpy as np
+
+    table = Table()
+    for title in ("run", "actual", "predicted before", "", "after", ""):
+        table.add_column(title, justify="left" if title == "run" else "right")
+    logs = np.log([getattr(factors, name) for name in CLASSES])
+    for case in cases:
+        row = [case.name, words.seconds(case.actual_s)]
+        for at in (np.zeros(len(CLASSES)), logs):
+            step = case.step_s(at)
+            row += [words.seconds(step), f"{100 * (step / case.actual_s - 1):+.1f} %"]
+        table.add_row(*row)
+    return table
+
+
+def _say(console: Console, factors: RunFactors) -> None:
+    console.print(f"Calibrated by {factors}.", highlight=False, soft_wrap=True)
+    console.print(
+        f"Step time is {factors.before_pct:.1f} % off before, {factors.after_pct:.1f} % after: the median, each run predicted by the others.",
+        highlight=False,
+        soft_wrap=True,
+    )
+    together = [group for group in factors.fitted if "+" in group]
+    if together:
+        console.print(f"Told apart by too few runs, so with one factor: {'; '.join(together)}.", highlight=False)
+    if far := [name for name in CLASSES if not 1 / FAR <= getattr(factors, name) <= FAR]:
+        console.print(
+            f"[yellow]{', '.join(far)}: more than {FAR:g} times off. Are these runs of the GPU they are named for?[/yellow]",
+            soft_wrap=True,
+        )
+
+
+def _calibration(name: str, gpu: str, experiment: str, factors: RunFactors, older: Calibration | None) -> Calibration:
+    now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+    source = Origin(kind="mlflow", name=experiment, note=f"{factors.runs} runs")
+    if older is not None:
+        sources = [each for each in older.sources if each.kind != "mlflow"] + [source]
+        return older.model_copy(update={"runs": factors, "sources": sources, "created": now})
+    return Calibration(name=name, gpu=gpu, created=now, shipped=shipped_digest(), sources=[source], runs=factors)

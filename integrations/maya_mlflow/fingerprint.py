@@ -1,0 +1,62 @@
+"""What joins a prediction and the run it was made for: a digest of what both see of the job. Host paths, seeds, data and versions are
+not in it, nor what only one of the two can know."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from pydantic import BaseModel, ConfigDict
+
+from maya_core.report.prediction import Prediction, Workload
+
+
+class Job(BaseModel):
+    """A job as its predicted and its actual run know it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    gpu: str  # as the catalog calls it
+    world_size: int
+    gpus_per_node: int
+    workload: Workload
+
+    @property
+    def fingerprint(self) -> str:
+        told = json.dumps(self.model_dump(), sort_keys=True)
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """In words, and short: what two jobs with other fingerprints differ in can be told from these."""
+        work = self.workload
+        shapes = hashlib.sha256(json.dumps(work.shapes, sort_keys=True).encode()).hexdigest()[:8]
+        return {
+            "GPU": self.gpu,
+            "world size": str(self.world_size),
+            "GPUs per node": str(self.gpus_per_node),
+            "trained parameters": f"{work.trained_parameters:,}",
+            "frozen parameters": f"{work.frozen_parameters:,}",
+            "shapes of parameters": f"{sum(work.shapes.values())} ({shapes})",
+            "autocast": work.autocast or "none",
+            "inputs": (", ".join(work.inputs) or "none")[:500],
+            "calls per step": str(work.calls_per_step),
+            "sharding": ", ".join(work.sharding) or "none",
+            "group sizes": ", ".join(map(str, work.group_sizes)) or "none",
+        }
+
+
+def predicted_job(prediction: Prediction) -> Job | None:
+    if prediction.workload is None:
+        return None
+    return Job(
+        gpu=prediction.cluster.gpu,
+        world_size=prediction.world.size,
+        gpus_per_node=prediction.world.gpus_per_node,
+        workload=prediction.workload,
+    )
+
+
+def differences(one: dict[str, str], other: dict[str, str]) -> list[str]:
+    """What is not the same in the parts of two jobs."""
+    return [f"{name} {one[name]} and {other[name]}" for name in one if name in other and one[name] != other[name]]

@@ -1,0 +1,124 @@
+"""The predicted run: what a prediction tells MLflow, by whatever command or plugin it was made."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from maya_core.errors import MayaError
+from maya_core.launch.progress import say
+from maya_core.report.analysis import Analysis
+from maya_core.report.files import write_prediction
+from maya_core.report.prediction import Prediction
+from maya_core.trace.job import trace_path, write_manifest
+from maya_core.trace.rank import write_trace
+from maya_mlflow import draft as drafts
+from maya_mlflow import keys
+from maya_mlflow.context import PAIR_VARIABLE, checked_pair
+from maya_mlflow.draft import ARTIFACTS, Draft
+from maya_mlflow.fingerprint import predicted_job
+from maya_mlflow.upload import Sent, configured, require_mlflow, upload_or_keep
+
+
+@dataclass(frozen=True)
+class PredictedRuns:
+    """Logs predictions: `maya run --mlflow`, `MayaEmulator(mlflow=...)` and others call it with each.
+
+    Experiment and server are MLflow's own configuration unless given. `pair_id` joins the prediction to a real run whatever their
+    fingerprints say; `parent_run_id` nests it below another run.
+    """
+
+    experiment: str | None = None
+    tracking_uri: str | None = None
+    pair_id: str | None = None
+    parent_run_id: str | None = None
+
+    def __post_init__(self) -> None:
+        require_mlflow()
+        checked_pair(self.pair_id)
+
+    def __call__(self, analysis: Analysis, prediction: Prediction) -> Sent | None:
+        """On disk first; what cannot be sent is kept, with a word about it. Nothing of this fails a prediction."""
+        pair = self.pair_id or os.environ.get(PAIR_VARIABLE) or uuid.uuid4().hex[:12]
+        job = predicted_job(prediction)
+        params = keys.job_params(job) | keys.predicted_params(prediction)
+        if analysis.job.command:
+            program, *rest = analysis.job.command
+            params["maya/command"] = shlex.join([Path(program).name, *rest])
+        where = configured(self.tracking_uri, self.experiment)
+        draft = Draft(
+            kind="predicted",
+            name=_name(prediction),
+            parent_run_id=self.parent_run_id,
+            metrics=keys.predicted_metrics(prediction),
+            params=params,
+            tags=keys.predicted_tags(prediction, job, pair),
+            tracking_uri=where.tracking_uri,
+            experiment=where.experiment,
+            experiment_id=where.experiment_id,
+        )
+        try:
+            folder = drafts.new_folder(draft)
+            write_artifacts(analysis, prediction, folder / ARTIFACTS)
+            drafts.write(draft, folder)
+        except OSError as error:
+            say(f"the predicted run was not logged: it could not be written to disk ({error})")
+            return None
+        sent = upload_or_keep(draft, folder)
+        _tell(draft, sent)
+        return sent
+
+
+def write_artifacts(analysis: Analysis, prediction: Prediction, folder: Path) -> None:
+    """Prediction, page, timeline and memory snapshot as `maya report` writes them, and the trace they were made from: `maya what-if`
+    and `maya calibrate --from-mlflow` go on from it."""
+    from maya_core.report.files import rank_paths
+    from maya_core.report.html import write_page
+    from maya_core.report.kineto import write_trace as write_timeline
+    from maya_core.report.snapshot import write_snapshot
+
+    write_prediction(folder / "prediction.json", prediction)
+    write_page(analysis, prediction, folder / "report.html")
+    ranks = analysis.job.ranks
+    for rank, path in rank_paths(folder / "memory_snapshot.pickle", list(ranks)).items():
+        write_snapshot(ranks[rank], path)
+    if analysis.timeline is not None:
+        list(write_timeline(analysis, folder / "timeline.json.gz", None))
+    (folder / "trace").mkdir()
+    for rank, trace in ranks.items():
+        write_trace(trace_path(folder / "trace", rank), trace)
+    write_manifest(folder / "trace", analysis.job)
+
+
+def _name(prediction: Prediction) -> str:
+    world = prediction.world
+    return f"predicted {world.size} x {prediction.cluster.gpu}"
+
+
+def _tell(draft: Draft, sent: Sent | None) -> None:
+    console = Console()
+    if sent is not None:
+        console.print(Text(f"MLflow: {sent.address}", style="dim"), soft_wrap=True)
+    exports = [f"{PAIR_VARIABLE}={draft.tags[keys.PAIR]}"]
+    if fingerprint := draft.tags.get(keys.FINGERPRINT):
+        exports.append(f"MAYA_FINGERPRINT={fingerprint}")
+    console.print(
+        Text(f"The real run pairs with it by itself after:  export {' '.join(exports)}", style="dim"), soft_wrap=True
+    )
+
+
+def tracker(
+    experiment: str | None = None, pair_id: str | None = None, parent_run_id: str | None = None
+) -> PredictedRuns:
+    """The entry point `mlflow` of the group maya.trackers."""
+    if experiment is not None and not experiment.strip():
+        raise MayaError(
+            "an MLflow experiment needs a name.", "Give one, or leave it out: MLFLOW_EXPERIMENT_NAME counts."
+        )
+    return PredictedRuns(experiment=experiment, pair_id=pair_id, parent_run_id=parent_run_id)

@@ -1,0 +1,178 @@
+"""Starts the sending of a draft, and waits for it no longer than it makes sense to.
+
+MLflow works in a process of its own: it takes seconds to import, asks a server that is down again and again for minutes, and keeps
+an active run and a tracking URI for the whole process, which are the user's. A process can be ended at any time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, Any
+
+from maya_core.errors import MayaError
+from maya_core.launch.progress import say
+from maya_mlflow.draft import ELSEWHERE, LOG, Draft, read, remove, without_password
+
+WAIT_VARIABLE = "MAYA_MLFLOW_WAIT"
+WAIT = 10.0  # seconds for a server's next answer
+LOCAL_WAIT = 120.0  # for a database on this machine, which may be made first
+ALL = 12  # times as long for all answers together
+IMPORT = 60.0  # seconds for MLflow to start
+SHOW_AFTER = 3.0  # seconds until progress is told
+MORE_OFTEN = 5.0
+
+# In the process that sends. A run that the user's own process inherited is the user's; figures of this machine are not the run's.
+QUIET = {
+    "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_RECORD_ENV_VARS_IN_MODEL_LOGGING": "false",
+    "GIT_PYTHON_REFRESH": "quiet",
+}
+NOT_OURS = ("MLFLOW_RUN_ID", "MLFLOW_RUN_CONTEXT", "MLFLOW_PARENT_RUN_ID", "MAYA_PAIR_ID", "MAYA_FINGERPRINT")
+
+
+@dataclass(frozen=True)
+class Sent:
+    run_id: str
+    experiment_id: str
+    uri: str
+
+    @property
+    def address(self) -> str:
+        """Where it can be looked at."""
+        if self.uri.startswith(("http://", "https://")):
+            return f"{self.uri.rstrip('/')}/#/experiments/{self.experiment_id}/runs/{self.run_id}"
+        return f"run {self.run_id} in {self.uri}"
+
+
+def require_mlflow() -> None:
+    if find_spec("mlflow") is None:
+        raise MayaError("MLflow is not installed.", "pip install 'maya-emulator[mlflow]'")
+
+
+@dataclass(frozen=True)
+class Where:
+    """A run goes to; None is left to MLflow's configuration."""
+
+    tracking_uri: str | None
+    experiment: str | None
+    experiment_id: str | None = None
+
+
+def configured(uri: str | None = None, experiment: str | None = None) -> Where:
+    """Where the user's own MLflow logs to, as far as this process knows: what was set in code goes before the environment."""
+    mlflow: Any = sys.modules.get("mlflow")
+    experiment_id = None
+    if mlflow is not None and hasattr(mlflow, "get_tracking_uri"):
+        if uri is None and mlflow.is_tracking_uri_set():
+            uri = mlflow.get_tracking_uri()
+        if experiment is None and uri in (None, mlflow.get_tracking_uri()):  # an id is that server's own
+            experiment_id = getattr(sys.modules.get("mlflow.tracking.fluent"), "_active_experiment_id", None)
+    return Where(uri or os.environ.get("MLFLOW_TRACKING_URI"), experiment, experiment_id)
+
+
+def upload_or_keep(draft: Draft, folder: Path) -> Sent | None:
+    """Sends what is in the folder. Where that fails it stays, and the user is told how to send it later."""
+    try:
+        sent = upload(folder, draft.tracking_uri)
+    except MayaError as error:
+        where = f" to {without_password(draft.tracking_uri)}" if draft.tracking_uri else ""
+        say(f"the {draft.kind} run was not logged{where}: {error.problem}")
+        say(f"it is kept, whole, and can be sent later, once:  maya mlflow upload {folder}")
+        return None
+    return sent
+
+
+def upload(folder: Path, uri: str | None = None) -> Sent:
+    """Sends a folder, and removes it when all has arrived."""
+    draft = read(folder)
+    elsewhere = uri is not None and without_password(uri) != draft.tracking_uri
+    own = os.environ.get("MLFLOW_TRACKING_URI")
+    if uri is None:  # a draft keeps no password: the one that is set now is the user's
+        uri = own if own is not None and without_password(own) == draft.tracking_uri else draft.tracking_uri
+    local = uri is None or not uri.startswith(("http", "databricks"))
+    wait = _wait(LOCAL_WAIT if local else WAIT)
+    environment = {name: value for name, value in os.environ.items() if name not in NOT_OURS} | QUIET
+    if uri is not None:
+        environment["MLFLOW_TRACKING_URI"] = uri
+    environment.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", f"{wait:.0f}")
+    environment.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    with (folder / LOG).open("w") as log:
+        command = [sys.executable, "-m", "maya_mlflow.send", str(folder), *([ELSEWHERE] if elsewhere else [])]
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
+        try:
+            told = _follow(child, wait)
+        finally:
+            if child.poll() is None:
+                child.kill()
+            child.wait()
+    sent = Sent(str(told["done"]), str(told["experiment"]), str(told["uri"]))
+    remove(folder)
+    return sent
+
+
+def _wait(default: float) -> float:
+    text = os.environ.get(WAIT_VARIABLE)
+    if text is None:
+        return default
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise MayaError(f"{WAIT_VARIABLE}={text} is no number of seconds.", f"Set it to {WAIT:.0f}, say, or unset it.")
+    return seconds
+
+
+def _follow(child: subprocess.Popen[str], wait: float) -> dict[str, object]:
+    """Reads what the child tells until it is done; a MayaError with the reason if it will not be."""
+    assert child.stdout is not None
+    lines: queue.Queue[str | None] = queue.Queue()
+    threading.Thread(target=_pass_on, args=(child.stdout, lines), daemon=True).start()
+    started = last = shown = time.monotonic()
+    ready, files = False, 0
+    while True:
+        until = min(last + (wait if ready else IMPORT), started + IMPORT + ALL * wait)
+        now = time.monotonic()
+        try:
+            line = lines.get(timeout=max(0.0, min(until - now, MORE_OFTEN)))
+        except queue.Empty:
+            now = time.monotonic()
+            if now >= until:
+                if not ready:
+                    raise MayaError(f"MLflow did not start within {IMPORT:.0f} s.") from None
+                limit = f"no answer for {wait:g} s" if now - last >= wait else f"not done after {now - started:.0f} s"
+                raise MayaError(f"{limit} ({WAIT_VARIABLE} sets another limit).") from None
+            line = ""
+        if line is None:
+            raise MayaError("the process that sends it ended without a word.")
+        told = json.loads(line) if line.startswith("{") else {}
+        if "error" in told:
+            raise MayaError(str(told["error"]))
+        if "done" in told:
+            return dict(told)
+        if told:
+            last = time.monotonic()
+        ready, files = ready or "ready" in told, files + ("file" in told)
+        if "left out" in str(told.get("file", "")):
+            say(str(told["file"]))
+        now = time.monotonic()
+        if now - started > SHOW_AFTER and now - shown >= MORE_OFTEN:
+            shown = now
+            say(f"sending to MLflow, {now - started:.0f} s: " + (f"{files} files sent" if ready else "starting"))
+
+
+def _pass_on(stream: IO[str], lines: queue.Queue[str | None]) -> None:
+    for line in stream:
+        lines.put(line)
+    lines.put(None)
