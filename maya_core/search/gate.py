@@ -1,0 +1,211 @@
+"""The gate of a CI: does a job still fit, is it still fast and cheap enough, has it got worse than it was? Answers by exit code, JUnit XML and
+a Markdown table."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as xml
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from maya_core.errors import MayaError
+from maya_core.report import words
+from maya_core.report.prediction import Prediction
+
+
+class Figures(BaseModel):
+    """What is judged of a prediction."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    memory_bytes: int | None  # of the fullest GPU, with what is outside the allocator
+    capacity_bytes: int | None
+    fits: bool | None
+    step_time_s: float | None
+    usd_per_1k_steps: float | None
+
+    @classmethod
+    def of(cls, prediction: Prediction) -> Figures:
+        crowded, cost = prediction.memory.crowded, prediction.cost
+        return cls(
+            memory_bytes=crowded.peak_reserved_bytes + crowded.outside_allocator_bytes if crowded else None,
+            capacity_bytes=crowded.capacity_bytes if crowded else None,
+            fits=False if prediction.hangs else prediction.memory.fits,
+            step_time_s=prediction.step_time_s,
+            usd_per_1k_steps=cost.usd_per_1k_steps if cost else None,
+        )
+
+
+class Baseline(BaseModel):
+    """Figures of jobs at some earlier time, by name."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: Literal["maya-baseline"] = "maya-baseline"
+    version: Literal[1] = 1
+    jobs: dict[str, Figures]
+    any_job: Figures | None = None  # of those that are not named
+
+    def of(self, job: str) -> Figures | None:
+        """None of a job that is not there, or that failed then."""
+        found = self.jobs.get(job, self.any_job)
+        return found if found is not None and found.step_time_s is not None else None
+
+
+@dataclass(frozen=True)
+class Limits:
+    max_memory_bytes: float | None = None
+    max_step_time_s: float | None = None
+    max_usd_per_1k_steps: float | None = None
+    max_regression: float | None = None  # against the baseline, a share
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was asked of a job."""
+
+    name: str
+    ok: bool
+    found: str
+    limit: str
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    job: str
+    figures: Figures
+    checks: list[Check] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return all(check.ok for check in self.checks)
+
+
+# What is judged: name, figure, how it is written, and the limit that holds for it.
+JUDGED = (
+    ("memory", "memory_bytes", words.size, "max_memory_bytes"),
+    ("step time", "step_time_s", words.seconds, "max_step_time_s"),
+    ("cost per 1,000 steps", "usd_per_1k_steps", words.money, "max_usd_per_1k_steps"),
+)
+
+
+def judge(job: str, prediction: Prediction, limits: Limits, baseline: Baseline | None) -> Verdict:
+    """What is not known cannot pass: a limit on it fails, with a word about why."""
+    figures = Figures.of(prediction)
+    checks = [_fits(prediction, figures)]
+    before = baseline.of(job) if baseline else None
+    for name, attribute, tell, limit_name in JUDGED:
+        value: float | None = getattr(figures, attribute)
+        limit: float | None = getattr(limits, limit_name)
+        if limit is not None:
+            ok = value is not None and value <= limit
+            checks.append(
+                Check(f"{name} within limit", ok, tell(value), tell(limit), "" if value is not None else "not known")
+            )
+        earlier = getattr(before, attribute) if before else None
+        if limits.max_regression is not None and earlier is not None:
+            change = value / earlier - 1 if value is not None else None
+            ok = change is not None and change <= limits.max_regression + 1e-9
+            shown = f"{tell(value)} ({change:+.1%})" if change is not None else tell(value)
+            checks.append(
+                Check(f"{name} against the baseline", ok, shown, f"{tell(earlier)} {limits.max_regression:+.1%}")
+            )
+    if baseline is not None and before is None:
+        checks.append(Check("baseline", True, "new", "", "the baseline does not have this job"))
+    return Verdict(job, figures, checks)
+
+
+def _fits(prediction: Prediction, figures: Figures) -> Check:
+    found = words.size(figures.memory_bytes)
+    if prediction.memory.fits is False:  # ranks may wait for the one that failed for it, which is no hang of their own
+        return Check("fits", False, "out of memory", words.size(figures.capacity_bytes))
+    if prediction.hangs:
+        return Check("runs", False, "hangs", "", prediction.hangs[0])
+    if figures.step_time_s is None:
+        return Check("runs", False, prediction.trace.ended, "", "no step was over when the program ended")
+    if prediction.trace.ended == "failed":
+        return Check("runs", False, "failed", "", "the program ended with an error")
+    if prediction.memory.fits is None:
+        return Check("fits", False, found, words.size(figures.capacity_bytes), "not known")
+    return Check("fits", True, found, words.size(figures.capacity_bytes))
+
+
+def failed(job: str, why: str) -> Verdict:
+    """Of a program that told nothing."""
+    nothing = Figures(memory_bytes=None, capacity_bytes=None, fits=None, step_time_s=None, usd_per_1k_steps=None)
+    return Verdict(job, nothing, [Check("runs", False, "failed", "", why)])
+
+
+def read_baseline(path: Path) -> Baseline:
+    """A baseline, or a single prediction, which is then that of every job that is asked about."""
+    try:
+        raw = json.loads(path.read_bytes())
+        if raw.get("format") == "maya-prediction":
+            return Baseline(jobs={}, any_job=Figures.of(Prediction.model_validate(raw)))
+        return Baseline.model_validate(raw)
+    except FileNotFoundError as error:
+        raise MayaError(f"no baseline at {path}.", "`maya check ... --write-baseline FILE` writes one.") from error
+    except (ValueError, ValidationError, AttributeError) as error:
+        raise MayaError(
+            f"{path} is no baseline of Maya's: {str(error).splitlines()[0]}", "Write it anew with --write-baseline."
+        ) from error
+
+
+def baseline_of(verdicts: list[Verdict], before: Baseline | None = None) -> str:
+    """Their figures; those of other jobs, and of jobs that have none now, stay as they were."""
+    known = {one.job: one.figures for one in verdicts if one.figures.step_time_s is not None}
+    jobs = (before.jobs if before else {}) | known
+    return Baseline(jobs=dict(sorted(jobs.items()))).model_dump_json(indent=1) + "\n"
+
+
+def markdown(verdicts: list[Verdict]) -> str:
+    """For a comment on a pull request."""
+    lines = [
+        "### Maya: predicted before any GPU is reserved",
+        "",
+        "| job | | check | predicted | limit |",
+        "|---|---|---|---|---|",
+    ]
+    for verdict in verdicts:
+        for place, check in enumerate(verdict.checks):
+            name = f"`{verdict.job}`" if not place else ""
+            why = f" ({_cell(check.why)})" if check.why else ""
+            lines.append(
+                f"| {name} | {'✅' if check.ok else '❌'} | {check.name}{why} | {_cell(check.found)} | {_cell(check.limit)} |"
+            )
+    bad = sum(not verdict.ok for verdict in verdicts)
+    lines += ["", f"{len(verdicts)} job{'s' * (len(verdicts) != 1)}, {bad} failed." if bad else "All within limits."]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    """As text, whatever is in it: a stack's `<module>` is no HTML."""
+    short = text if len(text) <= 300 else f"{text[:300]}..."
+    for letter, told in (("&", "&amp;"), ("<", "&lt;"), ("|", "\\|"), ("\n", " ")):
+        short = short.replace(letter, told)
+    return short
+
+
+def junit(verdicts: list[Verdict]) -> str:
+    suites = xml.Element("testsuites", name="maya check")
+    for verdict in verdicts:
+        failed = sum(not check.ok for check in verdict.checks)
+        suite = xml.SubElement(
+            suites, "testsuite", name=verdict.job, tests=str(len(verdict.checks)), failures=str(failed), errors="0"
+        )
+        for check in verdict.checks:
+            case = xml.SubElement(suite, "testcase", classname=f"maya.{verdict.job}", name=check.name)
+            if not check.ok:
+                message = f"{check.found}, limit {check.limit}" if check.limit else check.found
+                xml.SubElement(case, "failure", message=_clean(message)).text = _clean(check.why or message)
+    xml.indent(suites)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + xml.tostring(suites, encoding="unicode") + "\n"
+
+
+def _clean(text: str) -> str:
+    """Without what XML cannot hold."""
+    return "".join(letter for letter in text if letter in "\n\t" or ord(letter) >= 32)

@@ -1,0 +1,426 @@
+"""A recipe: a job as a YAML file. Its command with places to fill in, its cluster, the knobs that may be turned and what must hold of
+them. Read strictly: whatever is wrong is said with the file and the line, before anything runs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import shlex
+import shutil
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+
+from maya_core.errors import MayaError
+from maya_core.hardware.catalog import find_gpu, find_network, find_node
+from maya_core.hardware.units import Share
+from maya_core.predictor.attention_kind import DEFAULT_ATTENTION
+from maya_core.search.expression import Expression, Value
+
+# What a knob of that name sets is the cluster. Of these the program sees nothing, and its trace is priced again:
+HARDWARE = ("gpu", "node", "network")
+CLUSTER = (*HARDWARE, "nodes", "gpus_per_node")
+MOST_POINTS = 1_000_000
+PLACE = re.compile(r"\{(\w+)\}")
+
+Point = dict[str, Value]  # a value of every knob, by name
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ClusterSpec(Strict):
+    """What the job runs on unless a knob says otherwise."""
+
+    gpu: str | None = None
+    node: str | None = None
+    nodes: PositiveInt = 1
+    gpus_per_node: PositiveInt | None = None
+    network: str | None = None
+    price_per_gpu_hour: PositiveFloat | None = None
+
+    @property
+    def board(self) -> str | None:
+        """Its GPU by the catalog's name; None where neither it nor a node is named."""
+        if self.gpu is not None:
+            return find_gpu(self.gpu).name
+        return find_node(self.node).gpu if self.node is not None else None
+
+
+def _shorthand(value: object) -> object:
+    return {"values": value} if isinstance(value, list) else value
+
+
+class Knob(Strict):
+    """A choice. Values stand in the command as they are, or, given as `name: words`, by the words."""
+
+    values: list[Value] | dict[str, str]
+    when: str | None = None  # an expression; where it does not hold the knob is at its first value
+    # Surely, from each value to the next, all else equal: what `search` may conclude from.
+    memory: Literal["rises", "falls"] | None = None
+    time: Literal["rises", "falls"] | None = None
+    about: str = ""
+
+    @property
+    def choices(self) -> list[Value]:
+        return list(self.values)
+
+    def words(self, value: Value) -> str:
+        return self.values[str(value)] if isinstance(self.values, dict) else str(value)
+
+
+class Constraints(Strict):
+    """What a configuration has to keep to, beside fitting into memory."""
+
+    memory_margin: Share = 0.0  # of a GPU's memory, to be left free
+    max_step_time_s: PositiveFloat | None = None
+    max_usd_per_1k_steps: PositiveFloat | None = None
+
+
+class Sizes(Strict):
+    """What `maya size` walks unless told otherwise."""
+
+    gpus: list[str] = []
+    nodes: list[PositiveInt] = []
+
+
+class Published(Strict):
+    """A figure somebody measured with this job."""
+
+    figure: str  # a name of the prediction's: step_time_s, tokens_per_s_per_gpu, mfu, ...
+    value: float
+    at: Point = {}  # by which values of the knobs
+    source: str
+
+
+Knobs = dict[str, Annotated[Knob, BeforeValidator(_shorthand)]]
+
+
+class Recipe(Strict):
+    """The file. `docs/recipes.md` has every field."""
+
+    about: str
+    command: str
+    cluster: ClusterSpec
+    steps: Annotated[int, Field(ge=2)] = 3
+    space: Knobs = {}
+    default: Point = {}  # the configuration people would begin with; knobs that are not named: their first value
+    constants: dict[str, Value] = {}
+    values: dict[str, str] = {}  # by name an expression of knobs, constants, the cluster and earlier ones
+    require: list[str] = []
+    samples_per_step: str | None = None
+    tokens_per_step: str | None = None
+    constraints: Constraints = Constraints()
+    objective: Literal["step_time", "cost", "tokens_per_dollar", "samples_per_dollar"] = "step_time"
+    sizes: Sizes = Sizes()
+    published: list[Published] = []
+    environment: dict[str, str] = {}
+    attention: str = DEFAULT_ATTENTION
+    preload: list[str] | None = None  # modules; default: what the script imports
+
+
+class Program(BaseModel):
+    """What one point runs: equal programs leave equal traces."""
+
+    model_config = ConfigDict(frozen=True)
+
+    words: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...]
+    gpus_per_node: int
+    nodes: int
+    steps: int
+
+    @property
+    def typed(self) -> str:
+        """As it would be typed on the cluster."""
+        environment = [f"{name}={shlex.quote(value)}" for name, value in self.environment]
+        return " ".join([*environment, shlex.join(self.words)])
+
+
+class Job:
+    """A recipe that has been checked, and where it is from."""
+
+    def __init__(self, recipe: Recipe, path: Path, lines: dict[tuple[Any, ...], int], *, checked: bool = True) -> None:
+        self.recipe, self.path, self._lines = recipe, path, lines
+        self.name = path.stem
+        self.knobs = recipe.space
+        self._values = {name: self._expression(text, "values", name) for name, text in recipe.values.items()}
+        self._require = [self._expression(text, "require", at) for at, text in enumerate(recipe.require)]
+        self._when = {
+            name: self._expression(knob.when, "space", name, "when") for name, knob in self.knobs.items() if knob.when
+        }
+        self._per_step = {
+            name: self._expression(text, name)
+            for name in ("samples_per_step", "tokens_per_step")
+            if (text := getattr(recipe, name)) is not None
+        }
+        if checked:
+            self._check()
+
+    def on(self, recipe: Recipe) -> Job:
+        """The same file with another recipe in it: another cluster, say."""
+        return Job(recipe, self.path, self._lines, checked=False)
+
+    # ---- points ----
+
+    @cached_property
+    def default(self) -> Point:
+        return {name: self.recipe.default.get(name, knob.choices[0]) for name, knob in self.knobs.items()}
+
+    @property
+    def size(self) -> int:
+        return math.prod(len(knob.choices) for knob in self.knobs.values())
+
+    def points(self) -> Iterator[Point]:
+        """All of them, the last knob turning fastest."""
+        for choice in itertools.product(*(knob.choices for knob in self.knobs.values())):
+            yield dict(zip(self.knobs, choice, strict=True))
+
+    def canonical(self, point: Mapping[str, Value]) -> Point:
+        """The same configuration with every knob that does not matter in it at its first value."""
+        found = dict(point)
+        for name, when in self._when.items():
+            if not when(self._known(found, only_knobs=True)):
+                found[name] = self.knobs[name].choices[0]
+        return found
+
+    def values_of(self, point: Mapping[str, Value]) -> dict[str, Any]:
+        """Everything a place in the command or an expression may name."""
+        return self._known(self.canonical(point))
+
+    def violated(self, point: Mapping[str, Value]) -> str | None:
+        """What of `require` does not hold; None if the configuration is possible."""
+        try:
+            values = self.values_of(point)
+            return next((one.text for one in self._require if not one(values)), None)
+        except ValueError as error:
+            return str(error)
+
+    def cluster_of(self, point: Mapping[str, Value]) -> ClusterSpec:
+        """With a knob for the GPU, the recipe's own node, network and price are of another one, and the other way round."""
+        set_here = {name: value for name, value in self.canonical(point).items() if name in CLUSTER}
+        own = self.recipe.cluster
+        if not {"gpu", "node"} & set_here.keys():
+            return own.model_copy(update=set_here)
+        there = own.model_copy(update=dict.fromkeys(HARDWARE) | set_here)
+        return there if own.board in (None, there.board) else there.model_copy(update={"price_per_gpu_hour": None})
+
+    def program(self, point: Mapping[str, Value]) -> Program:
+        values = self.values_of(point)
+        shown = {name: str(value) for name, value in values.items()}
+        for name, knob in self.knobs.items():
+            shown[name] = knob.words(values[name])
+        words = shlex.split(PLACE.sub(lambda found: shown[found[1]], self.recipe.command))
+        return Program(
+            words=tuple(words),
+            environment=tuple(sorted(self.recipe.environment.items())),
+            gpus_per_node=int(values["gpus_per_node"]),
+            nodes=int(values["nodes"]),
+            steps=self.recipe.steps,
+        )
+
+    def per_step(self, point: Mapping[str, Value]) -> dict[str, float]:
+        """Samples and tokens of a step, as far as the recipe says."""
+        values = self.values_of(point)
+        return {name: float(expression(values)) for name, expression in self._per_step.items()}
+
+    # ---- reading ----
+
+    def _known(self, point: Mapping[str, Value], only_knobs: bool = False) -> dict[str, Any]:
+        spec = self.recipe.cluster.model_dump(exclude_none=True) | {k: v for k, v in point.items() if k in CLUSTER}
+        node = spec.get("node") or None
+        per_node = spec.get("gpus_per_node") or (find_node(str(node)).gpus_per_node if node else 1)
+        known: dict[str, Any] = {
+            "here": str(self.path.resolve().parent),
+            **self.recipe.constants,
+            "nodes": spec["nodes"],
+            "gpus_per_node": per_node,
+            "gpus": int(spec["nodes"]) * int(per_node),
+            **point,
+        }
+        if not only_knobs:
+            for name, expression in self._values.items():
+                known[name] = expression(known)
+        return known
+
+    def _expression(self, text: str, *where: Any) -> Expression:
+        try:
+            return Expression(text)
+        except ValueError as error:
+            raise self._wrong(str(error), *where) from error
+
+    def _wrong(self, problem: str, *where: Any, advice: str = "") -> MayaError:
+        return MayaError(
+            f"{self.path}, line {line_of(self._lines, where)}: {problem}.", advice or "docs/recipes.md has every field."
+        )
+
+    def _check(self) -> None:
+        self._check_space()
+        self._check_names()
+        self._check_hardware()
+        self._check_default()
+        self._check_script()
+
+    def _check_space(self) -> None:
+        for name, knob in self.knobs.items():
+            where = ("space", name)
+            if (
+                not name.isidentifier()
+                or name in ("here", "gpus")
+                or name in self.recipe.values
+                or name in self.recipe.constants
+            ):
+                raise self._wrong(f"'{name}' cannot be the name of a knob", *where)
+            if not knob.choices:
+                raise self._wrong(f"the knob '{name}' has no values", *where)
+            if len({str(one) for one in knob.choices}) < len(knob.choices):
+                raise self._wrong(f"the knob '{name}' has a value twice", *where)
+        if self.size > MOST_POINTS:
+            raise self._wrong(f"the space has {self.size:,} points, and {MOST_POINTS:,} are the most", "space")
+
+    def _check_names(self) -> None:
+        """Every name that is used must be one that is there by then."""
+        base = {"here", "nodes", "gpus_per_node", "gpus", *self.knobs, *self.recipe.constants}
+        for name, when in self._when.items():
+            self._check_known(when.names, base, "space", name, "when")
+        known = set(base)
+        for name, expression in self._values.items():
+            self._check_known(expression.names, known, "values", name)
+            known.add(name)
+        for at, expression in enumerate(self._require):
+            self._check_known(expression.names, known, "require", at)
+        for name, expression in self._per_step.items():
+            self._check_known(expression.names, known, name)
+        self._check_known(set(PLACE.findall(self.recipe.command)), known, "command")
+        used = set(PLACE.findall(self.recipe.command)).union(
+            *(each.names for each in (*self._values.values(), *self._when.values())), CLUSTER
+        )
+        for name in self.knobs:
+            if name not in used:
+                raise self._wrong(
+                    f"the knob '{name}' changes nothing", "space", name, advice=f"Put {{{name}}} into the command."
+                )
+        for name in self.recipe.default:
+            if name not in self.knobs:
+                raise self._wrong(
+                    f"there is no knob '{name}'",
+                    "default",
+                    name,
+                    advice=f"Knobs are: {', '.join(self.knobs) or 'none'}.",
+                )
+            if self.recipe.default[name] not in self.knobs[name].choices:
+                raise self._wrong(
+                    f"{self.recipe.default[name]} is no value of the knob '{name}'", "default", name,
+                    advice=f"Its values are: {', '.join(map(str, self.knobs[name].choices))}.",
+                )  # fmt: skip
+
+    def _check_known(self, names: set[str], known: set[str], *where: Any) -> None:
+        if unknown := sorted(names - known):
+            raise self._wrong(
+                f"there is no '{unknown[0]}'", *where, advice=f"There are: {', '.join(sorted(known - {'here'}))}."
+            )
+
+    def _check_hardware(self) -> None:
+        finders = {"gpu": find_gpu, "node": find_node, "network": find_network}
+        for name, find in finders.items():
+            if (given := getattr(self.recipe.cluster, name)) is not None:
+                self._found(find, given, "cluster", name)
+            for value in self.knobs[name].choices if name in self.knobs else ():
+                self._found(find, str(value), "space", name)
+        if (
+            self.recipe.cluster.gpu is None
+            and self.recipe.cluster.node is None
+            and not {"gpu", "node"} & self.knobs.keys()
+        ):
+            raise self._wrong("the cluster has no GPU", "cluster", advice="Give gpu: h100, or node: p5.48xlarge.")
+
+    def _found(self, find: Any, name: str, *where: Any) -> None:
+        try:
+            find(name)
+        except MayaError as error:
+            raise self._wrong(error.problem.rstrip("."), *where, advice=error.advice) from error
+
+    def _check_default(self) -> None:
+        problem = self.violated(self.default)
+        if problem is None:
+            return
+        if all(self.violated(point) is not None for point in itertools.islice(self.points(), 20_000)):
+            raise self._wrong(
+                f"no configuration of the space can be: '{problem}' never holds together with the rest", "require"
+            )
+        raise self._wrong(
+            f"the default configuration cannot be: '{problem}' does not hold", "default" if self.recipe.default else "space",
+            advice="Give a `default` that keeps to all of `require`.",
+        )  # fmt: skip
+
+    def _check_script(self) -> None:
+        for word in self.program(self.default).words:
+            if word.endswith(".py") and not Path(word).exists():
+                raise self._wrong(
+                    f"no such script: {word}", "command",
+                    advice="Paths are from the folder you are in; {here} stands for the recipe's own.",
+                )  # fmt: skip
+        program = self.program(self.default).words[0]
+        if shutil.which(program) is None and not Path(program).exists() and program not in ("torchrun", "python"):
+            from maya_core.launch.run import find_program
+
+            if find_program(program) is None:
+                raise self._wrong(f"command not found: '{program}'", "command")
+
+
+def read_recipe(path: Path) -> Job:
+    """A recipe's file, or a MayaError that names the line."""
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise MayaError(
+            f"no recipe at {path}: {error.strerror}.", "`maya recipes` lists those that are shipped."
+        ) from error
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        raw = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        at = f", line {mark.line + 1}" if mark else ""
+        raise MayaError(
+            f"{path}{at}: this is no YAML ({getattr(error, 'problem', error)}).", "Mend it there."
+        ) from error
+    if not isinstance(raw, dict):
+        raise MayaError(f"{path}, line 1: a recipe is a list of fields.", "docs/recipes.md has every field.")
+    lines = _lines_of(node)
+    try:
+        recipe = Recipe.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = tuple(first["loc"])
+        told = ".".join(str(part) for part in where if not str(part).startswith(("function-", "list[", "dict[")))
+        raise MayaError(
+            f"{path}, line {line_of(lines, where)}: {told}: {first['msg']}.", "docs/recipes.md has every field."
+        ) from error
+    return Job(recipe, path, lines)
+
+
+def _lines_of(node: Any, where: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], int]:
+    """The line of every field, by its path."""
+    found = {where: node.start_mark.line + 1} if node is not None else {}
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            found |= _lines_of(value, (*where, key.value))
+            found[(*where, key.value)] = key.start_mark.line + 1
+    elif isinstance(node, yaml.SequenceNode):
+        for at, value in enumerate(node.value):
+            found |= _lines_of(value, (*where, at))
+    return found
+
+
+def line_of(lines: dict[tuple[Any, ...], int], where: tuple[Any, ...]) -> int:
+    """Of the field, or of the nearest one around it."""
+    while where and where not in lines:
+        where = where[:-1]
+    return lines.get(where, 1)

@@ -1,0 +1,102 @@
+"""The recipes that come with Maya, and a new one from a command."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import yaml
+
+import maya_core
+from maya_core.errors import MayaError
+from maya_core.search.recipe import Job, read_recipe
+
+# Options whose value people would turn, by what they are called.
+TURNED = re.compile(
+    r"(batch|micro|accum|parallel|tensor|pipeline|expert|shard|recompute|checkpoint|zero|stage|bucket)", re.IGNORECASE
+)
+
+
+NODES = ("--nnodes", "--standalone")  # of torchrun: how many there are is said
+
+
+def folder() -> Path:
+    """In a checkout beside the package, in an installation inside it."""
+    package = Path(maya_core.__file__).parent
+    inside = package / "recipes"
+    return inside if inside.is_dir() else package.parent / "recipes"
+
+
+def shipped() -> list[Path]:
+    return sorted(folder().glob("*.yaml"))
+
+
+def find_recipe(name: str) -> Job:
+    """By its path, or by the name of one that is shipped."""
+    path = Path(name)
+    if path.is_file():
+        return read_recipe(path)
+    if path.suffix or "/" in name:
+        raise MayaError(
+            f"no recipe at {name}.", "`maya recipes` lists those that are shipped; `maya recipes new` makes one."
+        )
+    found = folder() / f"{name}.yaml"
+    if found.is_file():
+        return read_recipe(found)
+    raise MayaError(
+        f"there is no recipe '{name}'.",
+        f"There are: {', '.join(one.stem for one in shipped())}. Or give a file's path.",
+    )
+
+
+def new_recipe(command: list[str], gpu: str, nodes: int, gpus_per_node: int) -> str:
+    """A recipe for a command: its numbers that people turn become knobs, at their present value and beside it."""
+    from maya_core.launch.run import without_secrets  # and torch
+
+    words, knobs, defaults = [], {}, {}
+    shown = list(without_secrets(command))
+    if Path(shown[0]).name == "torchrun" and not any(word.partition("=")[0] in NODES for word in shown):
+        shown[1:1] = ["--nnodes", str(nodes)]
+    for place, given in enumerate(shown):
+        word = shlex.quote(given)
+        name, equals, value = given.partition("=")
+        if not equals and place and shown[place - 1].startswith("--") and "=" not in shown[place - 1]:
+            name, value = shown[place - 1], given
+        knob = re.sub(r"\W", "_", name.lstrip("-"))
+        if value.isdigit() and int(value) > 0 and name.startswith("--"):
+            if name.lstrip("-") in ("nnodes", "nproc-per-node", "nproc_per_node", "num_nodes", "num_gpus"):
+                place_holder = "{nodes}" if name.lstrip("-") in ("nnodes", "num_nodes") else "{gpus_per_node}"
+                word = f"{name}={place_holder}" if equals else place_holder
+            elif TURNED.search(name) and knob not in knobs:
+                knobs[knob] = sorted({max(1, int(value) // 2), int(value), int(value) * 2})
+                defaults[knob] = int(value)
+                word = f"{name}={{{knob}}}" if equals else f"{{{knob}}}"
+        words.append(word)
+    lines = [
+        yaml.safe_dump({"about": shlex.join(shown)[:100]}, width=1000).strip(),
+        "",
+        "command: >",
+        "  " + " ".join(words),
+        "",
+        f"cluster: {{gpu: {gpu}, nodes: {nodes}, gpus_per_node: {gpus_per_node}}}",
+        "",
+        "# What may be turned. Add `memory: rises` or `falls` where memory surely does from each value to the next:",
+        "# then what does not fit tells of others, and they need not be run. docs/recipes.md has every field.",
+        "space:" if knobs else "space: {}",
+        *(f"  {knob}: {yaml.safe_dump(values, default_flow_style=True).strip()}" for knob, values in knobs.items()),
+    ]
+    if defaults:
+        lines += ["", f"default: {yaml.safe_dump(defaults, default_flow_style=True).strip()}"]
+    if batches := [knob for knob in knobs if "batch" in knob]:
+        lines += ["", "# A guess: samples of all GPUs in a step.", f"samples_per_step: gpus * {batches[0]}"]
+        lines += [
+            "",
+            "# Batches differ from point to point, so steps are not alike: what counts is what a dollar buys.",
+        ]
+        lines += ["objective: samples_per_dollar"]
+    else:
+        lines += ["", "objective: step_time"]
+    lines += ["constraints: {memory_margin: 3%}", "", "# What `maya size` looks at."]
+    lines += [f"sizes: {{gpus: [{gpu}], nodes: [{nodes}, {2 * nodes}, {4 * nodes}]}}"]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,113 @@
+"""The cheapest cluster that trains so many tokens by a deadline, for a budget. For every number of nodes the recipe's program is emulated once;
+GPUs are told from its trace where that can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from maya_core.errors import MayaError
+from maya_core.hardware.catalog import find_gpu
+from maya_core.hardware.cluster import cluster
+from maya_core.search.executors import Executor
+from maya_core.search.recipe import CLUSTER, Job, Point, Recipe
+from maya_core.search.study import Goal
+from maya_core.search.trial import Outcome, task_of
+
+
+@dataclass(frozen=True)
+class Size:
+    """A cluster, and what the training would take on it."""
+
+    gpu: str
+    nodes: int
+    gpus_per_node: int
+    point: Point
+    outcome: Outcome
+    broken: str | None
+    seconds: float | None
+    usd: float | None
+
+    @property
+    def gpus(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def name(self) -> str:
+        return f"{self.gpus} x {self.gpu}"
+
+
+def sized(job: Job, gpu: str, nodes: int) -> Job:
+    """The recipe on another cluster. GPUs come in the nodes they usually come in, no more of them than the recipe uses."""
+    spec = job.cluster_of(job.default)
+    board = find_gpu(gpu).name
+    kept = spec.model_dump() if board == spec.board else {}  # node, network and price are the recipe's own GPU's
+    machine = cluster(board, node=kept.get("node"), network=kept.get("network"))
+    per_node = min(int(job.values_of(job.default)["gpus_per_node"]), machine.node.gpus_per_node)
+    told = kept | {"gpu": board, "nodes": nodes, "gpus_per_node": per_node}
+    here = told | {"node": machine.node.name, "network": machine.network.name}
+    raw = job.recipe.model_dump()
+    for name in CLUSTER:  # what a knob would turn is settled
+        if name in job.knobs:
+            raw["space"][name] |= {"values": [here[name]], "memory": None, "time": None, "when": None}
+            raw["default"].pop(name, None)
+    return job.on(Recipe.model_validate(raw | {"cluster": told}))
+
+
+def walk(
+    job: Job,
+    gpus: list[str],
+    nodes: list[int],
+    goal: Goal,
+    folder: Path,
+    executor: Executor,
+    *,
+    point: Point | None = None,
+    profile: str | None = None,
+    hardware: Path | None = None,
+    on_size: Callable[[Size], None] = lambda _: None,
+) -> list[Size]:
+    """All clusters, the cheapest that does first. Combinations that the recipe's `require` excludes are left out, and said so."""
+    if not gpus or not nodes:
+        raise MayaError(
+            f"{job.name} does not say which clusters to look at.",
+            "Give --gpu h100 --gpu h200 and --nodes 1,2,4, or `sizes` in the recipe.",
+        )
+    found: list[Size] = []
+    for count in nodes:
+        waves = [gpus[:1], gpus[1:]]  # the first leaves the trace that the others are priced from
+        for wave in waves:
+            tasks, jobs = {}, {}
+            for number, gpu in enumerate(wave):
+                there = sized(job, gpu, count)
+                chosen = there.canonical(point or there.default)
+                if (problem := there.violated(chosen)) is not None:
+                    found.append(_impossible(there, gpu, count, chosen, problem))
+                    on_size(found[-1])
+                    continue
+                jobs[number] = (there, chosen)
+                task = task_of(there, chosen, folder, profile=profile, hardware=hardware)
+                tasks[number] = task.model_copy(update={"keep_traces": True})
+            for number, outcome in executor.outcomes(tasks) if tasks else ():
+                there, chosen = jobs[number]
+                spec = there.recipe.cluster
+                found.append(
+                    Size(
+                        wave[number], count, spec.gpus_per_node or 1, chosen, outcome, goal.broken(outcome),
+                        goal.training_s(outcome), goal.training_usd(outcome),
+                    )
+                )  # fmt: skip
+                on_size(found[-1])
+    return sorted(found, key=_order)
+
+
+def _order(size: Size) -> tuple[bool, float, float, str]:
+    never = float("inf")
+    return size.broken is not None, size.usd or never, size.seconds or never, size.name
+
+
+def _impossible(job: Job, gpu: str, nodes: int, point: Point, problem: str) -> Size:
+    outcome = Outcome(status="failed", why=problem)
+    per_node = job.recipe.cluster.gpus_per_node or 1
+    return Size(gpu, nodes, per_node, point, outcome, f"cannot be: {problem}", None, None)

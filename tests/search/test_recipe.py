@@ -1,0 +1,148 @@
+"""Recipes: what they mean, and what is said of wrong ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from search_here import MLP, job, write
+from typer.testing import CliRunner
+
+from maya_core import cli
+from maya_core.errors import MayaError
+from maya_core.search.recipe import read_recipe
+from maya_core.search.shipped import find_recipe, new_recipe, shipped
+from maya_core.search.sizing import sized
+
+
+def test_a_point_is_a_program(tmp_path: Path) -> None:
+    found = job(tmp_path)
+    assert found.size == 20
+    assert found.default == {"width": 64, "micro": 4194304, "recompute": "no"}
+    words = found.program({"width": 128, "micro": 1048576, "recompute": "yes"}).words
+    assert words[0] == "python" and words[2:] == (
+        "--batch", "1048576", "--accumulate", "16", "--width", "128", "--recompute",
+    )  # fmt: skip
+    assert found.per_step(found.default) == {"samples_per_step": 16777216}
+
+
+def test_a_knob_that_does_not_matter_is_at_its_first_value() -> None:
+    found = find_recipe("gpt3-18b-64xh100")
+    assert found.size == 1920
+    point = found.default | {"tp": 1, "pp": 8, "chunks": 2, "sequence_parallel": "yes"}
+    assert found.canonical(point)["sequence_parallel"] == "no" and found.canonical(point)["chunks"] == 2
+    assert found.canonical(point | {"pp": 1})["chunks"] == 1
+    assert found.program(point) == found.program(point | {"sequence_parallel": "no"})
+    assert found.violated(point | {"tp": 8, "chunks": 4}) == "layers % (pp * chunks) == 0"
+
+
+def test_the_cluster_may_be_turned(tmp_path: Path) -> None:
+    text = MLP.replace("space:", "space:\n      gpu: [l4, h100]\n      network: [infiniband-ndr, roce-400]")
+    found = job(tmp_path, text)
+    point = found.default | {"gpu": "h100", "network": "roce-400"}
+    assert found.cluster_of(point).gpu == "h100" and found.cluster_of(point).network == "roce-400"
+    assert found.program(point) == found.program(found.default)  # the program does not see it
+
+
+@pytest.mark.parametrize("path", shipped(), ids=lambda path: path.stem)
+def test_every_shipped_recipe_is_in_order(path: Path) -> None:
+    found = read_recipe(path)
+    assert found.violated(found.default) is None
+    assert found.recipe.sizes.gpus and found.recipe.sizes.nodes
+    assert 1 < sum(found.violated(point) is None for point in found.points()) <= found.size
+
+
+WRONG = {
+    "unknown field": (("steps: 2", "stepz: 2"), 5, "stepz: Extra inputs are not permitted"),
+    "unknown knob in the command": (("--width {{width}}", "--width {{wide}}"), 3, "there is no 'wide'"),
+    "unknown knob in default": (("default: {{micro: 4194304}}", "default: {{macro: 1}}"), 14, "there is no knob 'macro'"),
+    "no value of the knob": (("default: {{micro: 4194304}}", "default: {{micro: 3}}"), 14, "3 is no value of the knob 'micro'"),
+    "unknown name in an expression": (("rows // micro", "rows // macro"), 11, "there is no 'macro'"),
+    "no expression": (("rows % micro == 0", "rows % micro =="), 12, "is no expression"),
+    "a knob that changes nothing": (("      width: [64, 128]", "      width: [64, 128]\n      idle: [1, 2]"), 9, "the knob 'idle' changes nothing"),
+    "a value twice": (("[64, 128]", "[64, 64]"), 8, "has a value twice"),
+    "unknown GPU": (("gpu: l4,", "gpu: l5,"), 4, "l5"),
+    "missing script": (("{program}", "{program}.py"), 3, "no such script"),
+    "impossible parallelism": (("rows % micro == 0", "rows % micro == 1"), 12, "no configuration of the space can be"),
+    "impossible default": (("rows % micro == 0", "accumulate == 2"), 14, "the default configuration cannot be"),
+    "a single step": (("steps: 2", "steps: 1"), 5, "greater than or equal to 2"),
+    "no YAML": (("steps: 2", "steps: ["), 7, "no YAML"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_recipes_name_the_line(wrong: str, tmp_path: Path) -> None:
+    (old, new), line, problem = WRONG[wrong]
+    assert old in MLP
+    with pytest.raises(MayaError) as raised:
+        job(tmp_path, MLP.replace(old, new))
+    assert problem in str(raised.value)
+    assert f"mlp.yaml, line {line}:" in raised.value.problem
+
+
+def test_no_recipe() -> None:
+    with pytest.raises(MayaError, match="there is no recipe 'gpt5'"):
+        find_recipe("gpt5")
+    with pytest.raises(MayaError, match="no recipe at"):
+        find_recipe("there/gpt5.yaml")
+
+
+def test_a_recipe_is_of_the_command_it_is_made_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its numbers are, and whatever YAML would make of its words."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("pass")
+    command = [
+        "deepspeed",
+        "--num_nodes",
+        "2",
+        "--num_gpus=8",
+        "train.py",
+        "--batch-size",
+        "1",
+        "--opt",
+        "{'a':1}",
+        "#",
+        "--tag",
+        "a:b",
+    ]
+    assert CliRunner().invoke(cli.app, ["recipes", "new", "mine.yaml", "--", *command]).exit_code == 0
+    found = read_recipe(Path("mine.yaml"))
+    assert (found.recipe.cluster.nodes, found.recipe.cluster.gpus_per_node) == (2, 8)
+    assert list(found.program(found.default).words) == command
+
+
+def test_a_recipe_of_one_node_can_be_sized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("pass")
+    Path("mine.yaml").write_text(new_recipe(["torchrun", "--nproc-per-node", "8", "train.py"], "h100", 1, 8))
+    found = read_recipe(Path("mine.yaml"))
+    assert found.recipe.sizes.gpus == ["h100"] and found.recipe.sizes.nodes == [1, 2, 4]
+    there = sized(found, "h100", 2)
+    assert " ".join(there.program(there.default).words) == "torchrun --nnodes 2 --nproc-per-node 8 train.py"
+
+
+def test_a_recipe_from_a_command(tmp_path: Path) -> None:
+    script = write(tmp_path, "about: x", "train").with_suffix(".py")
+    script.write_text("pass")
+    command = [
+        "torchrun",
+        "--nnodes",
+        "2",
+        "--nproc-per-node=8",
+        str(script),
+        "--micro-batch-size",
+        "8",
+        "--lr",
+        "3",
+        "--token",
+        "hunter2",
+    ]
+    path = tmp_path / "mine.yaml"
+    path.write_text(new_recipe(command, "h100", 2, 8))
+    found = read_recipe(path)
+    assert found.knobs["micro_batch_size"].choices == [4, 8, 16]
+    assert found.default == {"micro_batch_size": 8}
+    assert "hunter2" not in path.read_text()
+    assert list(found.program(found.default).words) == [
+        "torchrun", "--nnodes", "2", "--nproc-per-node=8", str(script), "--micro-batch-size", "8", "--lr", "3", "--token", "***",
+    ]  # fmt: skip
