@@ -1,20 +1,26 @@
 # make demo     everything from nothing: environment, install, Llama 3 8B on eight emulated H100, and a page about it
 # make test     the tests          make lint   style and types
+# make docs     the site, strictly, into site/
 # make bench    speed figures      make format rewrites the sources in the project's style
 # make accuracy DATA=folder   errors on measurements: kernels (docs/predictor.md) and whole training runs (docs/accuracy.md)
+# make accuracy-megatron MEGATRON=folder   memory against what Megatron-LM's own CI measured (docs/megatron.md)
 # make profiles DATA=folder   fits the predictor's profiles anew
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint format bench bench-worlds bench-predictor bench-simulator accuracy profiles clean
+.PHONY: demo test docs lint format bench bench-worlds bench-predictor bench-simulator accuracy accuracy-megatron profiles clean
 
 demo: $(INSTALLED)
+	mkdir -p maya-out
 	$(BIN)/maya run --gpu h100 --out maya-out/demo --html maya-out/demo.html -- torchrun --nproc-per-node 8 examples/train_llama_fsdp2.py
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto --dist worksteal tests
+
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir site
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -42,6 +48,10 @@ accuracy: $(INSTALLED)
 	$(BIN)/python tests/accuracy/predictor.py "$(DATA)"
 	$(BIN)/python tests/accuracy/published_runs.py "$(DATA)"
 
+accuracy-megatron: $(INSTALLED)
+	@test -n "$(MEGATRON)" || { echo "make accuracy-megatron MEGATRON=folder: a checkout of Megatron-LM (docs/megatron.md)"; exit 2; }
+	$(BIN)/python tests/accuracy/megatron_ci.py "$(MEGATRON)"
+
 profiles: $(INSTALLED)
 	@test -n "$(DATA)" || { echo "make profiles DATA=folder: the measurements to fit (docs/predictor.md)"; exit 2; }
 	$(BIN)/python -m maya_core.predictor.fitting "$(DATA)"
@@ -55,4 +65,4 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) maya-out build dist *.egg-info
+	rm -rf $(VENV) maya-out site build dist *.egg-info

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
 
@@ -20,11 +21,15 @@ from maya_core.predictor.calibration import load_calibration
 from maya_core.report.analysis import Options
 from maya_core.report.files import write_prediction
 from maya_core.report.outputs import Outputs
+from maya_core.report.tracking import mlflow_tracker
+from maya_core.search import commands as search
 from maya_core.simulator.host import Host
 from maya_core.trace.job import PREDICTION, read_job
 
 HANGS = 3  # exit code of a run whose job would hang
 KILLED = (137, -9)
+# Entry points: functions that are given the command and its `calibrate`, and add what their integration has.
+COMMANDS = "maya.commands"
 
 app = typer.Typer(
     name="maya",
@@ -34,6 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(calibrate.app, name="calibrate")
+search.add(app)
 
 HardwareOption = Annotated[
     Path | None,
@@ -70,6 +76,14 @@ TokensOption = Annotated[
 ]
 AttentionOption = Annotated[
     str, typer.Option(help=f"Which generation of flash attention the job will run: {', '.join(SLOWER_THAN_FLASH2)}.")
+]
+ProfileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        help="A calibration of yours by name (`maya calibrate list`), or 'none'. Default: the GPU's newest.",
+        metavar="NAME",
+    ),
 ]
 HostOption = Annotated[
     Host,
@@ -145,27 +159,51 @@ def run(
     price_per_gpu_hour: PriceOption = None,
     attention: AttentionOption = DEFAULT_ATTENTION,
     host: HostOption = Host.MODELLED,
+    profile: ProfileOption = None,
     hardware: HardwareOption = None,
+    mlflow: Annotated[
+        bool, typer.Option("--mlflow", help="Log the prediction to MLflow as a run, by MLflow's own configuration.")
+    ] = False,
+    mlflow_experiment: Annotated[
+        str | None, typer.Option(help="The same, in this experiment.", metavar="NAME", show_default=False)
+    ] = None,
+    pair: Annotated[
+        str | None,
+        typer.Option(
+            help="A name that the real run will have too (MAYA_PAIR_ID): `maya compare` pairs by it.", metavar="ID"
+        ),
+    ] = None,
 ) -> None:
     """Runs a training command on emulated GPUs and predicts what it does to real ones: time, memory, cost."""
-    from maya_core.launch.run import run_command, split_command
-    from maya_core.report.what_if import recorded_cluster
-
     use_hardware_file(hardware)
     chosen = find_gpu(gpu).name if gpu is not None else find_node(node).gpu if node is not None else DEFAULT_GPU
     options = Options(host, attention, samples_per_step, tokens_per_step)
-    outputs = Outputs(json_file, html)
+    tracker = mlflow_tracker(mlflow_experiment or mlflow, pair)
+    outputs = Outputs(json_file, html, tracker=tracker)
     check_attention(attention, find_gpu(chosen))
+    load_calibration(chosen, profile)  # whether it is there and can be read, before anything is run
+    how_many, which = _steps(steps), _ranks(ranks)
+
+    from maya_core.launch.run import run_command, split_command  # and torch: what is wrong was said before
+    from maya_core.report.what_if import recorded_cluster
+
+    if command[0].startswith("-"):
+        raise MayaError(
+            f"there is no option {command[0].partition('=')[0]}.",
+            "`maya run --help` lists them; the command comes after `--`.",
+        )
     done = run_command(
         split_command(command),
         gpu=chosen,
         nodes=nodes,
         gpus=gpus_per_node,
-        steps=_steps(steps),
-        ranks=_ranks(ranks),
+        steps=how_many,
+        ranks=which,
         out=out,
         node=node,
         network=network,
+        attention=attention,
+        host=host.value,
         check=lambda world: cluster(chosen, world.ranks_per_node, world.nodes, node=node, network=network),
     )
     if done.job is None:
@@ -179,7 +217,7 @@ def run(
             advice = "It was killed, most likely for this machine's memory: models are made on the host unless the program makes them on 'cuda' or 'meta'."
         raise MayaError(f"the command left no trace: {reason}.", advice)
     machine = recorded_cluster(done.job, price_per_gpu_hour=price_per_gpu_hour)
-    prediction = outputs.tell(done.job, machine, options.calibrated(machine.gpu))
+    prediction = outputs.tell(done.job, machine, options.calibrated(machine.gpu, profile))
     write_prediction(done.out / PREDICTION, prediction)
     told = f"Trace: {done.out}; `maya report {done.out} --html FILE` draws it, `maya what-if {done.out} --gpu ...` tells of other hardware."
     Console().print(Text(told, style="dim"))
@@ -215,6 +253,7 @@ def report(
     network: NetworkOption = None,
     attention: AttentionOption = DEFAULT_ATTENTION,
     host: HostOption = Host.MODELLED,
+    profile: ProfileOption = None,
     hardware: HardwareOption = None,
 ) -> None:
     """Predicts from a recorded run again, and draws it: page, timeline, memory snapshot."""
@@ -225,7 +264,7 @@ def report(
     job = read_job(folder)
     machine = recorded_cluster(job, network=network, price_per_gpu_hour=price_per_gpu_hour)
     options = Options(host, attention, samples_per_step, tokens_per_step)
-    outputs.tell(job, machine, options.calibrated(machine.gpu))
+    outputs.tell(job, machine, options.calibrated(machine.gpu, profile))
 
 
 @app.command("what-if")
@@ -344,6 +383,8 @@ def kernels(
 
 def entry() -> None:
     """The console script: errors meant for the user are printed without a traceback."""
+    for integration in entry_points(group=COMMANDS):
+        integration.load()(app, calibrate.app)
     try:
         app()
     except MayaError as error:
@@ -351,6 +392,9 @@ def entry() -> None:
         console.print(Text.assemble(("maya:", "bold red"), f" {error.problem}"))
         if error.advice:
             console.print(Text(error.advice))
+        raise SystemExit(2) from None
+    except PermissionError as error:  # of the file system: what was asked for cannot be written
+        Console(stderr=True).print(Text.assemble(("maya:", "bold red"), f" {error.filename}: {error.strerror}."))
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         Console(stderr=True).print("[bold red]maya:[/bold red] interrupted: the run was ended, and there is no result.")
