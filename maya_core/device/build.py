@@ -1,4 +1,5 @@
-"""The native device: compiled for the torch that is installed, whose headers and libraries it needs."""
+"""The native device: compiled for the torch that is installed, whose headers and libraries it needs. To find or make the binary torch is
+not imported: that takes a second, and `maya run` itself has no use for it."""
 
 from __future__ import annotations
 
@@ -7,13 +8,12 @@ import importlib.machinery
 import importlib.util
 import os
 import platform
+import runpy
 import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
-
-import torch
 
 from maya_core.compiled import compiled, compiler, run_compiler
 from maya_core.errors import MayaError
@@ -21,10 +21,21 @@ from maya_core.errors import MayaError
 SOURCES = Path(__file__).parent / "native"
 MODULE = "maya_native"
 WHAT = "the emulated device"
+# The last: torch 2.13 is built with the newer ABI of the standard library only, compilers of some distributions default to the older.
+FLAGS = ("-O2", "-std=c++20", "-fPIC", "-w", f"-DTORCH_EXTENSION_NAME={MODULE}", "-D_GLIBCXX_USE_CXX11_ABI=1")
 SUPPORTED_TORCH = ((2, 13), (2, 14))  # from, up to but not including: the native device uses torch's C++ internals
 
 
-def check_torch(version: str = torch.__version__) -> None:
+def installed_torch() -> tuple[str, Path]:
+    """Its version, as torch itself says it, and its folder."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise MayaError("torch is not installed.", "pip install torch==2.13.0")
+    folder = Path(spec.origin).parent
+    return str(runpy.run_path(str(folder / "version.py"))["__version__"]), folder
+
+
+def check_torch(version: str) -> None:
     """Refuses a torch that the native device was not written for."""
     number = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
     first, beyond = SUPPORTED_TORCH
@@ -35,29 +46,18 @@ def check_torch(version: str = torch.__version__) -> None:
         )
 
 
-def _build_key() -> str:
+def _build_key(version: str) -> str:
     digest = hashlib.sha256()
     for source in sorted(SOURCES.iterdir()):
         if source.suffix in {".cpp", ".h"}:
             digest.update(source.name.encode() + source.read_bytes())
-    digest.update(" ".join(_flags()).encode())
+    digest.update(" ".join(FLAGS).encode())
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    return f"torch{torch.__version__}-{python}-{platform.machine()}-{digest.hexdigest()[:16]}"
+    return f"torch{version}-{python}-{platform.machine()}-{digest.hexdigest()[:16]}"
 
 
-def _flags() -> list[str]:
-    return [
-        "-O2",
-        "-std=c++20",
-        "-fPIC",
-        "-w",
-        "-DTORCH_EXTENSION_NAME=" + MODULE,
-        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
-    ]
-
-
-def _compile(folder: Path, library: Path) -> None:
-    root = Path(torch.__file__).parent
+def _compile(folder: Path, binary: Path) -> None:
+    _, root = installed_torch()
     includes = [
         f"-I{root}/include",
         f"-I{root}/include/torch/csrc/api/include",
@@ -68,13 +68,13 @@ def _compile(folder: Path, library: Path) -> None:
     objects = [folder / f"{source.stem}.o" for source in sources]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         jobs = [
-            pool.submit(run_compiler, [*_flags(), *includes, "-c", str(source), "-o", str(made)], WHAT)
+            pool.submit(run_compiler, [*FLAGS, *includes, "-c", str(source), "-o", str(made)], WHAT)
             for source, made in zip(sources, objects, strict=True)
         ]
         for job in jobs:
             job.result()
     libraries = [f"-L{root}/lib", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"]
-    run_compiler(["-shared", "-o", str(library), *map(str, objects), *libraries], WHAT)
+    run_compiler(["-shared", "-o", str(binary), *map(str, objects), *libraries], WHAT)
 
 
 def _load(path: Path) -> ModuleType:
@@ -89,11 +89,19 @@ def _load(path: Path) -> ModuleType:
 _native: ModuleType | None = None
 
 
+def library() -> Path:
+    """The binary, compiled now if it is not in the cache."""
+    version, _ = installed_torch()
+    check_torch(version)
+    notice = "compiling the emulated device, once for this torch (about a minute) ..."
+    return compiled(_build_key(version), f"{MODULE}.so", notice, _compile)
+
+
 def native() -> ModuleType:
-    """The compiled device, built now if it is not in the cache."""
+    """The device, loaded once for this process."""
     global _native
     if _native is None:
-        check_torch()
-        notice = "compiling the emulated device, once for this torch (about a minute) ..."
-        _native = _load(compiled(_build_key(), f"{MODULE}.so", notice, _compile))
+        import torch  # noqa: F401  # its libraries
+
+        _native = _load(library())
     return _native

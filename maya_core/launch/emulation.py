@@ -17,8 +17,8 @@ import maya_core
 from maya_core.collectives import face as distributed
 from maya_core.collectives.buffers import Buffers
 from maya_core.collectives.exchange import Exchange
+from maya_core.collectives.keys import LocalKeys
 from maya_core.collectives.record import CollectiveRecord
-from maya_core.collectives.stores import LocalKeys
 from maya_core.device.emulated import EmulatedDevice
 from maya_core.hardware.catalog import find_gpu
 from maya_core.launch import checkpoints, ground, spawn

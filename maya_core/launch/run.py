@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from maya_core.device.build import native
+from maya_core.device.build import library
 from maya_core.errors import MayaError
 from maya_core.launch import torchrun
 from maya_core.launch.coordinator import Coordinator
@@ -77,7 +77,7 @@ def run_command(
         )
     check(world)
     check_out(out)
-    native()  # compile here, once, where its message is seen
+    library()  # compile here, once, where its message is seen
     out.mkdir(parents=True, exist_ok=True)
     with ended_by_signal(), JobProgress(steps) as progress, Coordinator(chosen, progress.step) as coordinator:
         settings = Settings(

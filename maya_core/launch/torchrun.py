@@ -1,4 +1,5 @@
-"""torchrun: its command line read by its own parser, its ranks run on the emulated world. Checked with torch 2.13."""
+"""torchrun: its command line read by its own parser, its ranks run on the emulated world. Checked with torch 2.13.
+torch is imported where torchrun is called and not before: other commands start without it."""
 
 from __future__ import annotations
 
@@ -7,8 +8,6 @@ import shutil
 import sys
 from argparse import Namespace
 from pathlib import Path
-
-from torch.distributed.run import get_use_env, parse_min_max_nnodes
 
 from maya_core.errors import MayaError
 from maya_core.launch.ground import Ground
@@ -41,6 +40,8 @@ def parse(command: list[str]) -> Namespace | None:
 
 def world_of(args: Namespace, gpus: int | None) -> World:
     """How many nodes and ranks torchrun was asked for. `gpus` of a node stand for 'gpu' and 'auto'."""
+    from torch.distributed.run import parse_min_max_nnodes
+
     try:
         _, nodes = parse_min_max_nnodes(args.nnodes)
     except (RuntimeError, ValueError) as error:
@@ -64,6 +65,8 @@ def world_of(args: Namespace, gpus: int | None) -> World:
 
 def program_of(args: Namespace, local_rank: int) -> list[str]:
     """The command a rank runs."""
+    from torch.distributed.run import get_use_env
+
     if args.no_python:
         program = shutil.which(args.training_script)
         if program is None:

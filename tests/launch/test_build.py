@@ -58,3 +58,22 @@ def test_other_torch_versions_are_refused_by_name(version: str) -> None:
 def test_supported_torch_versions() -> None:
     for version in ("2.13.0", "2.13.1+cpu", "2.13.0+cu130"):
         build.check_torch(version)
+
+
+def test_a_command_is_started_and_priced_without_torch(tmp_path: Path) -> None:
+    """Only the program needs it: `maya run` and `maya report` would wait a second for their own."""
+    program = tmp_path / "train.py"
+    program.write_text("import torch\nfor _ in range(2):\n    torch.ones(8, device='cuda').sum()\n")
+    command = ["run", "--steps", "all", "--out", str(tmp_path / "out"), "--html", str(tmp_path / "page.html")]
+    told = f"""
+import sys
+from maya_core.cli import entry
+sys.argv = {["maya", *command, "--", "python", str(program)]}
+try:
+    entry()
+finally:
+    print("torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, timeout=300, check=False)
+    assert (tmp_path / "page.html").exists(), done.stderr
+    assert done.stdout.splitlines()[-1] == "False"
