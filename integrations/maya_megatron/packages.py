@@ -60,9 +60,7 @@ class _Finder(MetaPathFinder):
         if name not in modules:
             return None
         if name == "transformer_engine":
-            say(
-                "under emulation Transformer Engine is taken as its 2.9 in 16 and 32 bits; docs/megatron.md says what of it there is"
-            )
+            say("under emulation Transformer Engine is taken as its 2.9; docs/megatron.md says what of it there is")
         self.found.append(name)
         below = [other for other in modules if other.startswith(f"{name}.")]
         return ModuleSpec(name, _StandIn(modules[name], below), is_package=bool(below))

@@ -27,7 +27,12 @@ TESTS = Path("tests/functional_tests/test_cases")
 GIB = 2**30
 GPUS = 8
 STEPS = 3
-SCRIPTS = {"bert": "pretrain_bert.py", "t5": "pretrain_t5.py"}  # by folder; the others: pretrain_gpt.py
+SCRIPTS = {  # by folder; the others: pretrain_gpt.py
+    "bert": "pretrain_bert.py",
+    "t5": "pretrain_t5.py",
+    "hybrid": "pretrain_mamba.py",
+    "multimodal-llava": "pretrain_vlm.py",
+}
 GPT2_TOKENS = 50257
 VOCABULARY = {"bert": 30522, "t5": 28996}  # bert-large-uncased and -cased
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -137,7 +142,9 @@ def command(case: str, megatron: Path, files: Path) -> tuple[list[str], dict[str
         if name in LEFT_OUT or value is False:
             continue
         text = str(value).replace("\\", "")  # written for a shell
-        words = text.split() if name == "--moe-layer-freq" else [text]
+        if text.startswith("${"):  # a number of the repetition
+            continue
+        words = text[1:-1].split() if text.startswith("[") else [text]  # a list of words
         arguments += [name] if value is True else [name, *words]
     if family in VOCABULARY:
         kind = given.get("--tokenizer-type", "BertWordPieceLowerCase")

@@ -22,8 +22,12 @@ class Device:
 
     def __init__(self, emulation: Emulation) -> None:
         self.rules = emulation.device.rules
-        hopper = emulation.device.gpu.compute_capability[0] >= 9
-        self.workspace_bytes = HOPPER_WORKSPACE if hopper else OTHER_WORKSPACE
+        capability = emulation.device.gpu.compute_capability
+        self.workspace_bytes = HOPPER_WORKSPACE if capability[0] >= 9 else OTHER_WORKSPACE
+        self.has_eight_bits = capability >= (8, 9)
+        # is_non_tn_fp8_gemm_supported: whether products in eight bits want both factors with what is summed over last
+        self.transposes = not ((10, 0) <= capability < (12, 0) or capability >= (13, 0))
+        self.histories: list[Any] = []  # of layers with delayed scaling
         self._workspaces: dict[str, list[torch.Tensor]] = {}
         self._dummies: dict[Any, torch.Tensor] = {}
 
@@ -73,6 +77,13 @@ def product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch
     """out = left @ right, by cuBLASLt; biases and their gradients are in its epilogue. `out` may have a wider dtype, or be added to."""
     device().workspace()
     record("aten::mm", [left, right], [out])
+    return out
+
+
+def product8(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """The same of factors in eight bits."""
+    device().workspace()
+    record("aten::_scaled_mm", [left, right], [out])
     return out
 
 

@@ -1,10 +1,8 @@
-"""Linear and LayerNormLinear with tensor and sequence parallelism, as transformer_engine/pytorch/module/{linear,layernorm_linear}.py
-order their products, collectives and frees."""
+"""Linear, LayerNormLinear and GroupedLinear in 16 and 32 bits, with tensor and sequence parallelism, as
+transformer_engine/pytorch/module/{linear,layernorm_linear,grouped_linear}.py order their products, collectives and frees."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,113 +113,25 @@ class _Linear(torch.autograd.Function):
         return None, dx, dweight, dbias, dnorm, dnorm_bias
 
 
+def linear(layer: Any, x: torch.Tensor, bias: Any) -> torch.Tensor:
+    out: torch.Tensor = _Linear.apply(layer.settings(), x, layer.weight, bias, *layer.norm_parameters())
+    return out
+
+
 def weight_gradient(grad: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, fused: Any) -> Any:
     """By itself, or added to the `main_grad` of a parameter whose layer fuses that."""
     if fused is None:
         return product(flat(grad).t(), flat(inputs), torch.empty_like(weight))
     product(flat(grad).t(), flat(inputs), fused.main_grad)
+    return in_place_of_gradient(fused)
+
+
+def in_place_of_gradient(fused: Any) -> Any:
+    """What autograd gets for a parameter whose gradient is in its `main_grad`."""
     if not hasattr(fused, "grad_added_to_main_grad"):
         return None
     fused.grad_added_to_main_grad = True
-    return device().dummy_gradient(weight.shape, weight.dtype)
-
-
-class Linear(torch.nn.Module):
-    norm: str | None = None
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        sequence_parallel: bool = False,
-        fuse_wgrad_accumulation: bool = False,
-        tp_group: Any = None,
-        tp_size: int = 1,
-        get_rng_state_tracker: Callable[[], Any] | None = None,
-        init_method: Callable[[torch.Tensor], Any] | None = None,
-        bias: bool = True,
-        return_bias: bool = False,
-        parallel_mode: str | None = None,
-        params_dtype: torch.dtype | None = None,
-        device: Any = "cuda",
-        rng_tracker_name: str | None = None,
-        **_: Any,
-    ) -> None:
-        super().__init__()
-        self.in_features, self.out_features = in_features, out_features
-        self.tp_group, self.tp_size, self.parallel_mode = tp_group, tp_size, parallel_mode
-        self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
-        self.use_bias, self.return_bias, self.apply_bias = bias, return_bias, bias and not return_bias
-        self.sequence_parallel = tp_size > 1 and sequence_parallel
-        self.save_original_input = False
-        if parallel_mode == "column":
-            self.out_features = out_features // tp_size
-        elif parallel_mode == "row":
-            self.in_features = in_features // tp_size
-        draw = _drawing(get_rng_state_tracker, rng_tracker_name)
-        self.weight = parameter((self.out_features, self.in_features), params_dtype, device, init_method, draw)
-        self.bias: Any = None
-        if parallel_mode is not None:
-            parallel(self.weight, 1 if parallel_mode == "row" else 0)
-        if bias:
-            self.bias = parameter((self.out_features,), params_dtype, device, torch.nn.init.zeros_, draw)
-            if parallel_mode == "row":
-                self.bias.sequence_parallel = sequence_parallel
-            elif parallel_mode == "column":
-                parallel(self.bias, 0)
-
-    def set_tensor_parallel_group(self, tp_group: Any) -> None:
-        self.tp_group = tp_group
-
-    def settings(self) -> Settings:
-        return Settings(
-            self.parallel_mode, self.tp_group, self.tp_size, self.sequence_parallel, self.fuse_wgrad_accumulation,
-            self.norm, getattr(self, "eps", 0.0),
-        )  # fmt: skip
-
-    def norm_parameters(self) -> tuple[Any, Any]:
-        return None, None
-
-    def forward(self, inp: torch.Tensor, is_first_microbatch: bool | None = None, **_: Any) -> Any:
-        bias = self.bias if self.apply_bias else None
-        out = _Linear.apply(self.settings(), inp, self.weight, bias, *self.norm_parameters())
-        return (out, self.bias) if self.return_bias else out
-
-    def backward_dw(self) -> None:
-        """Nothing is left to do: weights' gradients are not put off here."""
-
-
-class LayerNormLinear(Linear):
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        eps: float = 1e-5,
-        normalization: str = "LayerNorm",
-        zero_centered_gamma: bool = False,
-        sequence_parallel: bool = False,
-        params_dtype: torch.dtype | None = None,
-        device: Any = "cuda",
-        **others: Any,
-    ) -> None:
-        super().__init__(
-            in_features,
-            out_features,
-            sequence_parallel=sequence_parallel,
-            params_dtype=params_dtype,
-            device=device,
-            **others,
-        )
-        self.eps, self.normalization, self.norm = eps, normalization, normalization
-        self.zero_centered_gamma = zero_centered_gamma
-        value = 0.0 if zero_centered_gamma else 1.0
-        self.layer_norm_weight = norms.norm_parameter(value, in_features, params_dtype, device, sequence_parallel)
-        self.layer_norm_bias: Any = None
-        if normalization == "LayerNorm":
-            self.layer_norm_bias = norms.norm_parameter(0.0, in_features, params_dtype, device, sequence_parallel)
-
-    def norm_parameters(self) -> tuple[Any, Any]:
-        return self.layer_norm_weight, self.layer_norm_bias
+    return device().dummy_gradient(fused.shape, fused.dtype)
 
 
 class _GroupedLinear(torch.autograd.Function):
@@ -260,70 +170,9 @@ class _GroupedLinear(torch.autograd.Function):
         return None, None, dx, *dweights, *(torch.empty_like(bias) for bias in biases)
 
 
-class GroupedLinear(torch.nn.Module):
-    def __init__(
-        self,
-        num_gemms: int,
-        in_features: int,
-        out_features: int,
-        fuse_wgrad_accumulation: bool = False,
-        tp_size: int = 1,
-        get_rng_state_tracker: Callable[[], Any] | None = None,
-        init_method: Callable[[torch.Tensor], Any] | None = None,
-        bias: bool = True,
-        return_bias: bool = False,
-        parallel_mode: str | None = None,
-        params_dtype: torch.dtype | None = None,
-        device: Any = "cuda",
-        rng_tracker_name: str | None = None,
-        **_: Any,
-    ) -> None:
-        super().__init__()
-        self.num_gemms, self.fuse_wgrad_accumulation = num_gemms, fuse_wgrad_accumulation
-        self.in_features = in_features // (tp_size if parallel_mode == "row" else 1)
-        self.out_features = out_features // (tp_size if parallel_mode == "column" else 1)
-        self.use_bias, self.return_bias, self.apply_bias = bias, return_bias, bias and not return_bias
-        self.save_original_input = False
-        draw = _drawing(get_rng_state_tracker, rng_tracker_name)
-        for index in range(num_gemms):
-            weight = parameter((self.out_features, self.in_features), params_dtype, device, init_method, draw)
-            if parallel_mode is not None:
-                parallel(weight, 1 if parallel_mode == "row" else 0)
-            self.register_parameter(f"weight{index}", weight)
-        for index in range(num_gemms if bias else 0):
-            self.register_parameter(
-                f"bias{index}", parameter((self.out_features,), params_dtype, device, torch.nn.init.zeros_, draw)
-            )
-
-    def _biases(self) -> list[Any]:
-        return [getattr(self, f"bias{index}") for index in range(self.num_gemms)]
-
-    def forward(self, inp: torch.Tensor, m_splits: list[int], is_first_microbatch: bool | None = None) -> Any:
-        weights = [getattr(self, f"weight{index}") for index in range(self.num_gemms)]
-        biases = self._biases() if self.apply_bias else []
-        out = _GroupedLinear.apply(self, list(m_splits), inp, *weights, *biases)
-        return (out, self._biases()) if self.return_bias else out
-
-    def backward_dw(self) -> None:
-        """As of Linear."""
-
-
-def parameter(shape: tuple[int, ...], dtype: Any, device: Any, init: Any, draw: Callable[[], Any]) -> Any:
-    made = torch.nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
-    if init is not None and made.device.type != "meta":
-        with draw(), torch.no_grad():
-            init(made)
-    return made
-
-
-def parallel(parameter: Any, dim: int) -> None:
-    parameter.tensor_model_parallel, parameter.partition_dim, parameter.partition_stride = True, dim, 1
-
-
-def _drawing(tracker: Callable[[], Any] | None, name: str | None) -> Callable[[], Any]:
-    if tracker is None:
-        return nullcontext
-    return lambda: tracker().fork(name) if name else tracker().fork()
+def grouped_linear(layer: Any, x: torch.Tensor, splits: list[int], *parameters: Any) -> torch.Tensor:
+    out: torch.Tensor = _GroupedLinear.apply(layer, splits, x, *parameters)
+    return out
 
 
 def accumulate_wgrad(inputs: torch.Tensor, grad: torch.Tensor, main_grad: torch.Tensor) -> None:

@@ -5,12 +5,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from maya_megatron.engine import attention, linear, losses, norms, optimizers, permutation, precision, softmax
+from maya_megatron.engine import (
+    attention,
+    layers,
+    linear,
+    losses,
+    norms,
+    optimizers,
+    padding,
+    permutation,
+    precision,
+    softmax,
+    weights8,
+)
 from maya_megatron.engine.device import device
 
 VERSION = "2.9.0"  # what is followed, and what Megatron is told
@@ -42,14 +53,23 @@ class CudaRNGStatesTracker:
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """With the recipe that holds now, when it runs once more as well."""
     for name in ("distribute_saved_activations", "get_rng_state_tracker", "tp_group"):
         kwargs.pop(name, None)
-    return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=True, **kwargs)
+    now = precision.autocast()
+    how = dict(enabled=now.enabled, fp8_recipe=now.recipe, fp8_group=now.group)
+    again = False
 
+    def run(*args: Any, **kwargs: Any) -> Any:
+        nonlocal again
+        recomputing, again = again, True
+        with precision.activation_recompute_forward(now.enabled, recomputing):
+            if not recomputing:
+                return function(*args, **kwargs)
+            with precision.fp8_autocast(**how):
+                return function(*args, **kwargs)
 
-@contextmanager
-def activation_recompute_forward(*_: Any, **__: Any) -> Any:
-    yield
+    return torch.utils.checkpoint.checkpoint(run, *args, use_reentrant=True, **kwargs)
 
 
 def get_workspace() -> Any:
@@ -61,21 +81,22 @@ def get_dummy_wgrad(shape: list[int], dtype: torch.dtype, zero: bool = False) ->
     return device().dummy_gradient(torch.Size(shape), dtype)
 
 
-def _eight_bits(name: str) -> type:
-    return type(name, (precision.Recipe,), {})
-
-
 LAYERS = {
-    "Linear": linear.Linear,
-    "LayerNormLinear": linear.LayerNormLinear,
-    "GroupedLinear": linear.GroupedLinear,
+    "Linear": layers.Linear,
+    "LayerNormLinear": layers.LayerNormLinear,
+    "GroupedLinear": layers.GroupedLinear,
     "LayerNorm": norms.LayerNorm,
     "RMSNorm": norms.RMSNorm,
     "DotProductAttention": attention.DotProductAttention,
 }
 OPS = ("Sequential", "FusibleOperation", "BasicLinear", "Bias", "LayerNorm", "RMSNorm", "AllReduce", "ReduceScatter",
        "GELU", "GEGLU", "ReLU", "ReGLU", "SiLU", "SwiGLU")  # fmt: skip
-RECIPES = ("Float8CurrentScaling", "Float8BlockScaling", "MXFP8BlockScaling", "NVFP4BlockScaling", "CustomRecipe")
+REFUSED_RECIPES = ("Float8BlockScaling", "MXFP8BlockScaling", "NVFP4BlockScaling", "CustomRecipe")
+EIGHT_BITS = {
+    "FP8GlobalStateManager": precision.FP8GlobalStateManager,
+    "fp8_autocast": precision.fp8_autocast,
+    "fp8_model_init": precision.fp8_model_init,
+}
 ROUTER = ("fused_compute_score_for_moe_aux_loss", "fused_moe_aux_loss", "fused_topk_with_score_function")
 
 TRANSFORMER_ENGINE: dict[str, dict[str, Any]] = {
@@ -83,26 +104,30 @@ TRANSFORMER_ENGINE: dict[str, dict[str, Any]] = {
     "transformer_engine.common": {},
     "transformer_engine.common.recipe": {
         "Recipe": precision.Recipe,
-        "Format": SimpleNamespace(E4M3="e4m3", HYBRID="hybrid"),
+        "Format": precision.Format,
         "DelayedScaling": precision.DelayedScaling,
-        **{name: _eight_bits(name) for name in RECIPES},
+        "Float8CurrentScaling": precision.Float8CurrentScaling,
+        **{name: precision.refused_recipe(name) for name in REFUSED_RECIPES},
     },
-    "transformer_engine.pytorch": {**LAYERS, **{name: _eight_bits(name) for name in ("Fp8Padding", "Fp8Unpadding")}},
+    "transformer_engine.pytorch": {
+        **LAYERS,
+        "Fp8Padding": padding.Fp8Padding,
+        "Fp8Unpadding": padding.Fp8Unpadding,
+        "fp8_autocast": precision.fp8_autocast,
+        "fp8_model_init": precision.fp8_model_init,
+    },
     "transformer_engine.pytorch.module": LAYERS,
     "transformer_engine.pytorch.module.base": {
-        "TransformerEngineBaseModule": linear.Linear,
+        "TransformerEngineBaseModule": layers.Linear,
         "get_dummy_wgrad": get_dummy_wgrad,
         "get_workspace": get_workspace,
     },
-    "transformer_engine.pytorch.fp8": {
-        "FP8GlobalStateManager": precision.FP8GlobalStateManager,
-        "fp8_autocast": precision.fp8_autocast,
-    },
+    "transformer_engine.pytorch.fp8": EIGHT_BITS,
     "transformer_engine.pytorch.distributed": {
         "CudaRNGStatesTracker": CudaRNGStatesTracker,
         "checkpoint": checkpoint,
-        "activation_recompute_forward": activation_recompute_forward,
-        "is_fp8_activation_recompute_enabled": lambda: False,
+        "activation_recompute_forward": precision.activation_recompute_forward,
+        "is_fp8_activation_recompute_enabled": lambda: precision.autocast().recomputes,
         "get_all_rng_states": dict,
     },
     "transformer_engine.pytorch.attention": {"DotProductAttention": attention.DotProductAttention},
@@ -123,7 +148,11 @@ TRANSFORMER_ENGINE: dict[str, dict[str, Any]] = {
         "multi_tensor_l2norm": optimizers.multi_tensor_l2norm,
         "multi_tensor_unscale_l2norm": optimizers.multi_tensor_unscale_l2norm,
     },
-    "transformer_engine.pytorch.tensor": {"QuantizedTensor": precision.not_emulated("QuantizedTensor")},
+    "transformer_engine.pytorch.tensor": {"QuantizedTensor": weights8.QuantizedTensor},
+    "transformer_engine.pytorch.tensor.utils": {
+        "replace_raw_data": weights8.replace_raw_data,
+        "cast_master_weights_to_fp8": weights8.cast_master_weights_to_fp8,
+    },
     "transformer_engine.pytorch.ops": {name: precision.not_emulated(name) for name in OPS},
     "transformer_engine.pytorch.router": {name: precision.not_emulated(name) for name in ROUTER},
 }

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 aten = torch.ops.aten
+STATISTICS = {"LayerNorm": 2, "RMSNorm": 1}  # numbers kept of each row
 
 
 def forward(kind: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> tuple[Any, ...]:

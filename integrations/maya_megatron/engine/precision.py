@@ -1,49 +1,228 @@
-"""8-bit and 4-bit training, refused by name; and what Megatron asks of it in 16 bits."""
+"""Eight bits, as programs ask for them: recipes, and the context in which layers follow one. What tensors are made is in quantized.py;
+recipes of Blackwell alone (blocks of 32, four bits) are refused by name."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 from maya_core.errors import MayaError
+from maya_megatron.engine.device import device, launch
 
 
-def refusal(what: str) -> MayaError:
-    return MayaError(
-        f"{what} of Transformer Engine is not emulated: the time of its kernels is not known.",
-        "Emulate with --bf16 and without --fp8-format or --fp4-format: an upper bound of time, and nearly the same memory.",
-    )
+class Format(Enum):
+    """(forward, backward)"""
+
+    E4M3 = (torch.float8_e4m3fn, torch.float8_e4m3fn)
+    HYBRID = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+class Recipe:
+    """How tensors are scaled into eight bits. Megatron asks by these methods which it is."""
+
+    kind = ""
+
+    def __init__(
+        self,
+        margin: float = 0,
+        fp8_format: Format = Format.HYBRID,
+        amax_history_len: int = 1024,
+        fp8_dpa: bool = False,
+        fp8_mha: bool = False,
+        reduce_amax: bool = True,
+        override_linear_precision: tuple[bool, bool, bool] = (False, False, False),
+        **_: Any,
+    ) -> None:
+        if fp8_dpa or fp8_mha:
+            raise refusal(
+                "attention in eight bits", "Leave --fp8-dot-product-attention and --fp8-multi-head-attention out"
+            )
+        if any(override_linear_precision):
+            raise refusal("FP8 without its weight gradients", "Leave --no-fp8-wgrad out")
+        self.fp8_format, self.amax_history_len, self.reduce_amax = fp8_format, amax_history_len, reduce_amax
+        self.fp8_dpa, self.fp8_mha = fp8_dpa, fp8_mha
+
+    def delayed(self) -> bool:
+        return self.kind == "delayed"
+
+    def float8_current_scaling(self) -> bool:
+        return self.kind == "current"
+
+    def float8_block_scaling(self) -> bool:
+        return self.kind == "block"
+
+    def float8_per_tensor_scaling(self) -> bool:
+        return self.kind in ("delayed", "current")
+
+    def mxfp8(self) -> bool:
+        return False
+
+    nvfp4 = custom = mxfp8
+
+
+class DelayedScaling(Recipe):
+    """By the largest values of the steps before."""
+
+    kind = "delayed"
+
+
+class Float8CurrentScaling(Recipe):
+    """By the largest value of the tensor itself."""
+
+    kind = "current"
+
+
+def refused_recipe(name: str) -> type:
+    def init(self: Any, *_: Any, **__: Any) -> None:
+        raise refusal(name, "Take --fp8-recipe delayed or tensorwise, or train in 16 bits")
+
+    return type(name, (Recipe,), {"__init__": init})
+
+
+def refusal(what: str, instead: str) -> MayaError:
+    return MayaError(f"{what} of Transformer Engine is not emulated.", f"{instead}.")
+
+
+@dataclass
+class Autocast:
+    """What holds inside `fp8_autocast`, and inside `fp8_model_init` for parameters that are made."""
+
+    enabled: bool = False
+    recipe: Any = None
+    group: Any = None
+    depth: int = 0
+    at_first_layer: bool = False
+    recomputes: bool = False  # whether what runs now will run once more for its backward
+    recipe_of_parameters: Any = None
+
+
+_now = Autocast()
+
+
+def autocast() -> Autocast:
+    return _now
 
 
 class FP8GlobalStateManager:
     @staticmethod
     def is_fp8_enabled() -> bool:
+        return _now.enabled
+
+    @staticmethod
+    def is_fp8_calibration() -> bool:
         return False
 
     @staticmethod
     def get_fp8_recipe() -> Any:
-        raise refusal("FP8")
+        return _now.recipe or DelayedScaling()
 
-    is_fp8_calibration = is_fp8_enabled
+    @staticmethod
+    def get_fp8_group() -> Any:
+        return _now.group
+
+    @staticmethod
+    def with_fp8_parameters() -> bool:
+        return _now.recipe_of_parameters is not None
+
+    @staticmethod
+    def is_fp8_available() -> tuple[bool, str]:
+        return device().has_eight_bits, "Device compute capability 8.9 or higher required for FP8 execution."
+
+    @staticmethod
+    def set_skip_fp8_weight_update_tensor(skip: bool) -> None:
+        """Of CUDA graphs."""
 
 
 @contextmanager
-def fp8_autocast(enabled: bool = True, **_: Any) -> Iterator[None]:
-    if enabled:
-        raise refusal("FP8")
-    yield
+def _changed(**state: Any) -> Iterator[None]:
+    before = copy.copy(vars(_now))
+    vars(_now).update(state)
+    try:
+        yield
+    finally:
+        vars(_now).update(before)
 
 
-class Recipe:
-    """Of any kind of scaling."""
+@contextmanager
+def fp8_autocast(
+    enabled: bool = True, calibrating: bool = False, fp8_recipe: Any = None, fp8_group: Any = None, **_: Any
+) -> Iterator[None]:
+    if enabled and not device().has_eight_bits:
+        raise MayaError(
+            "this GPU has no products in eight bits: FP8 needs compute capability 8.9.",
+            "Emulate a GPU that has them (--gpu h100), or train in 16 bits.",
+        )
+    outermost = _now.depth == 0
+    state = dict(enabled=enabled, recipe=fp8_recipe or DelayedScaling(), group=fp8_group, depth=_now.depth + 1)
+    first = True if outermost else _now.at_first_layer
+    with _changed(**state, at_first_layer=first):
+        yield
+        first = _now.at_first_layer
+    _now.at_first_layer = first
+    if enabled and outermost and torch.is_grad_enabled():
+        update_scales(forward=True)
 
-    def __init__(self, *_: Any, **__: Any) -> None:
-        raise refusal(type(self).__name__)
+
+@contextmanager
+def fp8_model_init(
+    enabled: bool = True, recipe: Any = None, preserve_high_precision_init_val: bool = False
+) -> Iterator[None]:
+    with _changed(recipe_of_parameters=(recipe or DelayedScaling()) if enabled else None):
+        yield
 
 
-class DelayedScaling(Recipe):
-    pass
+@contextmanager
+def activation_recompute_forward(activation_recompute: bool = False, recompute_phase: bool = False) -> Iterator[None]:
+    with _changed(recomputes=activation_recompute and not recompute_phase):
+        yield
+
+
+def first_layer() -> bool:
+    """Whether nobody asked before in this context: that layer's backward is the last, and ends with new scales for gradients."""
+    first = _now.at_first_layer
+    _now.at_first_layer = False
+    return first
+
+
+@dataclass(frozen=True)
+class Histories:
+    """Of the largest values of a layer's tensors, with the scales that follow from them. Delayed scaling alone."""
+
+    scales: torch.Tensor
+    amaxes: torch.Tensor
+    group: Any
+    reduced: bool
+    forward: bool = field(default=True)
+
+
+def histories(recipe: Recipe, tensors: int, forward: bool) -> Histories:
+    made = Histories(
+        torch.ones(tensors, dtype=torch.float32, device="cuda"),
+        torch.zeros(recipe.amax_history_len, tensors, dtype=torch.float32, device="cuda"),
+        _now.group,
+        recipe.reduce_amax,
+        forward,
+    )
+    device().histories.append(made)
+    return made
+
+
+def update_scales(forward: bool) -> None:
+    """All layers' at once: the largest values over the ranks that share them, then one kernel."""
+    mine = [one for one in device().histories if one.forward == forward]
+    for group in dict.fromkeys(one.group for one in mine):
+        of_group = [one for one in mine if one.group is group]
+        newest = torch.cat([one.amaxes[0] for one in of_group])
+        if of_group[0].reduced and dist.is_initialized() and dist.get_world_size(group) > 1:
+            dist.all_reduce(newest, op=dist.ReduceOp.MAX, group=group)
+        launch("amax_and_scale_update", [newest, [one.amaxes for one in of_group]], [one.scales for one in of_group])
 
 
 def not_emulated(name: str) -> type:

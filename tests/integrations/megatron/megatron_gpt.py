@@ -65,10 +65,11 @@ def train(
         grad_reduce_in_fp32=True,
         use_distributed_optimizer=distributed_optimizer,
         overlap_grad_reduce=distributed_optimizer,
+        fp8_param_gather=config.fp8_param,
     )
     model = DistributedDataParallel(config, ddp, network)
     optimizer = get_megatron_optimizer(
-        OptimizerConfig(optimizer="adam", lr=1e-3, bf16=True, params_dtype=torch.bfloat16, use_distributed_optimizer=distributed_optimizer),
+        OptimizerConfig(optimizer="adam", lr=1e-3, bf16=True, params_dtype=torch.bfloat16, use_distributed_optimizer=distributed_optimizer, fp8_recipe=config.fp8_recipe),
         [model], use_gloo_process_groups=False,
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from maya_megatron import log
-from maya_megatron.engine import attention
+from maya_megatron.engine import attention, padding
 from megatron_gpt import BATCH, HIDDEN, LAYERS, TOKENS, VOCABULARY, train
 
 import maya_core
@@ -141,10 +141,63 @@ def test_layers_of_torch_without_transformer_engine(monkeypatch: pytest.MonkeyPa
     assert not calls(job, "transformer_engine::multi_tensor_adam")
 
 
-def test_eight_bits_are_refused() -> None:
-    with maya_core.emulate("h100", gpus=1, nodes=1):
-        with pytest.raises(maya_core.MayaError, match="not emulated"):
-            train(STEPS, fp8="hybrid", fp8_recipe="delayed")
+@pytest.mark.parametrize("recipe", ["delayed", "tensorwise"])
+def test_eight_bits(recipe: str) -> None:
+    with maya_core.emulate("h100", gpus=2, nodes=1) as job:
+        train(STEPS, fp8="hybrid", fp8_recipe=recipe)
+    passes = STEPS * MICROBATCHES * LAYERS
+    linears = 4  # in a layer, with a product forward and two backward
+    assert calls(job, "aten::_scaled_mm") == passes * linears * 3
+    dtypes = {one.arguments[0].dtype for one in job.trace.signatures if one.op == "aten::_scaled_mm"}
+    assert dtypes == {"Float8_e4m3fn", "Float8_e5m2"}  # gradients have a wider range
+    # Delayed scaling reduces the largest values of all layers at once, forward and backward; the other recipe looks at each tensor.
+    assert calls(job, "transformer_engine::amax_and_scale_update") == (recipe == "delayed") * STEPS * MICROBATCHES * 2
+    # Norms see the largest value themselves; weights are quantized once a step; the input of attention's projection once more in backward,
+    # for attention keeps it in 16 bits anyway (save_original_input).
+    looked = passes * (2 + 1 + linears) + STEPS * LAYERS * linears
+    assert calls(job, "transformer_engine::amax") == (recipe == "tensorwise") * looked
+    # Outputs of the embedding and of the last layer stay in 16 bits: two norms quantize in a layer and microbatch.
+    by_norms = passes * 2 if recipe == "delayed" else 0
+    assert calls(job, "transformer_engine::layernorm_quantize") == by_norms
+
+
+def test_weights_in_eight_bits_are_kept_twice() -> None:
+    peaks = {}
+    for settings in ({}, {"fp8": "hybrid", "fp8_recipe": "tensorwise"}):
+        with maya_core.emulate("h100", gpus=2, nodes=1):
+            train(1, **settings)
+            peaks[bool(settings)] = torch.cuda.memory_allocated()
+    # As they are, and transposed
+    assert peaks[True] - peaks[False] == pytest.approx(2 * LAYERS * 12 * HIDDEN**2, rel=0.05)
+
+
+def test_parameters_in_eight_bits() -> None:
+    with maya_core.emulate("h100", gpus=4, nodes=1) as job:
+        train(
+            STEPS, distributed_optimizer=True, tensor_parallel=2, sequence_parallel=True,
+            fp8="e4m3", fp8_recipe="tensorwise", fp8_param=True,
+        )  # fmt: skip
+    # They are gathered as bytes, half of those that two ranks share.
+    weights = LAYERS * 12 * HIDDEN**2 // 2
+    gathered = {elements for op, elements, ranks in collectives(job) if op == "all_gather_into_tensor"}
+    assert any(weights // 2 <= elements < weights // 2 * 1.01 for elements in gathered), gathered
+    assert calls(job, "aten::_scaled_mm") == STEPS * MICROBATCHES * LAYERS * 4 * 3
+
+
+def test_experts_in_eight_bits() -> None:
+    with maya_core.emulate("h100", gpus=4, nodes=1) as job:
+        train(STEPS, experts=4, moe_grouped_gemm=True, fp8="hybrid", fp8_recipe="tensorwise")
+    assert (
+        calls(job, "aten::_scaled_mm") > STEPS * MICROBATCHES * LAYERS * (2 + 2) * 3
+    )  # two experts a rank, and attention
+    assert padding.padded([1, 16, 17, 0], padding.ALIGNED) == [16, 16, 32, 0]
+
+
+@pytest.mark.parametrize(("gpu", "recipe", "why"), [("a100", "delayed", "8.9"), ("h100", "mxfp8", "not emulated")])
+def test_eight_bits_are_refused(gpu: str, recipe: str, why: str) -> None:
+    with maya_core.emulate(gpu, gpus=1, nodes=1):
+        with pytest.raises(maya_core.MayaError, match=why):
+            train(STEPS, fp8="hybrid", fp8_recipe=recipe)
 
 
 def test_the_log_has_no_times_of_the_emulator() -> None:

@@ -1,0 +1,242 @@
+"""Linear, LayerNormLinear and GroupedLinear in eight bits: the same modules as in linear.py, while `fp8_autocast` is on. Follows the order in
+which transformer_engine/pytorch/module/{linear,layernorm_linear,grouped_linear}.py quantize, gather and free.
+
+Weights are quantized, with their transposes, in a step's first microbatch and kept; inputs are kept for backward in eight bits, transposed
+already unless they have to be gathered first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from maya_megatron.engine import norms
+from maya_megatron.engine.device import device
+from maya_megatron.engine.linear import Settings, flat, in_place_of_gradient, scattered
+from maya_megatron.engine.precision import Recipe, autocast, first_layer, update_scales
+from maya_megatron.engine.quantized import Quantized, Quantizer, Quantizers, multiply, quantizers
+from maya_megatron.engine.weights8 import QuantizedTensor
+
+
+def quantizers_of(layer: Any, recipe: Recipe) -> Quantizers:
+    """Made when a layer first runs with a recipe."""
+    found: Quantizers | None = getattr(layer, "_quantizers", None)
+    if found is None or found.recipe.kind != recipe.kind:
+        split = not recipe.delayed() and getattr(layer, "sequence_parallel", False)
+        mode = getattr(layer, "parallel_mode", None)
+        group = getattr(layer, "tp_group", None)
+        layer._quantizers = found = quantizers(
+            recipe,
+            getattr(layer, "num_gemms", 1),
+            input_group=group if split and mode == "column" else None,
+            grad_group=group if split and mode == "row" else None,
+        )
+    return found
+
+
+def weight_of(layer: Any, name: str, weight: Any, quantizer: Quantizer, first: bool | None, columns: bool) -> Quantized:
+    """get_weight_workspace: kept from microbatch to microbatch, unless Megatron does not say which is the first."""
+    if isinstance(weight, QuantizedTensor):
+        if columns:
+            weight.refresh_columns()
+        return weight.eight
+    kept: dict[str, Quantized] = layer.__dict__.setdefault("_weights_in_eight_bits", {})
+    found = kept.get(name)
+    if found is not None and columns and device().transposes and found.columns is None:
+        found = None
+        del kept[name]
+    if found is None:
+        found = quantizer(weight, columns)
+        if first is not None:
+            kept[name] = found
+    elif first is None or first:
+        quantizer.fill(found, weight)
+    return found
+
+
+def _weights_need_columns(x: torch.Tensor, with_backward: bool) -> bool:
+    return (with_backward and x.requires_grad) or autocast().recomputes
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, layer: Any, first: Any, with_backward: bool, x: Any, weight: Any, bias: Any, norm: Any, norm_bias: Any
+    ) -> Any:
+        how: Settings = layer.settings()
+        made = quantizers_of(layer, autocast().recipe)
+        for_weight = with_backward and weight.requires_grad
+        columns = for_weight and not how.gathers_input and not layer.save_original_input
+        statistics: Any = ()
+        rows = flat(x)
+        if how.norm:
+            inputs, statistics = made.inputs[0].normalized(how.norm, rows, columns, norm, norm_bias, how.eps)
+        else:
+            inputs = made.inputs[0](rows, columns)
+        whole = made.inputs[0].gathered(inputs, how.group, columns=False) if how.gathers_input else inputs
+        weight8 = weight_of(layer, "weight", weight, made.weights[0], first, _weights_need_columns(x, with_backward))
+        tokens = x.shape[0] * (how.tp_size if how.gathers_input else 1)
+        out = torch.empty(tokens, *x.shape[1:-1], weight.shape[0], dtype=x.dtype, device=x.device)
+        multiply(whole.by_rows(), weight8.by_rows(), flat(out))
+        del whole
+        if how.mode == "row" and how.tp_size > 1:
+            if how.sequence_parallel:
+                out = scattered(out, how.group)
+            else:
+                dist.all_reduce(out, group=how.group)
+        original = x if for_weight and layer.save_original_input else None
+        if for_weight and original is None and not how.gathers_input:
+            inputs.only_columns()
+        # Not among the saved tensors: Transformer Engine clears them as soon as it has done with them.
+        ctx.kept = [inputs if for_weight and original is None else None, weight8]
+        ctx.save_for_backward(original, weight, bias, *((x, norm, norm_bias, *statistics) if how.norm else ()))
+        ctx.how, ctx.quantizers, ctx.shape, ctx.dtype = how, made, x.shape, x.dtype
+        ctx.weight = weight if how.fuse_wgrad else None
+        ctx.updates_scales = made.recipe.delayed() and with_backward and first_layer()
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        how: Settings = ctx.how
+        original, weight, bias, *normed = ctx.saved_tensors
+        inputs, weight8 = ctx.kept
+        ctx.kept = None
+        of_input, of_grad = ctx.quantizers.inputs[0], ctx.quantizers.grads[0]
+        wants_input, wants_weight, wants_bias = ctx.needs_input_grad[3:6]
+        wants_input = wants_input or how.norm is not None
+        rows = flat(grad.contiguous())
+        dbias = None
+        if how.mode == "row" and how.sequence_parallel and how.tp_size > 1:
+            dbias = rows.sum(0) if wants_bias and bias is not None else None
+            grads = of_grad.gathered(of_grad(rows, columns=False), how.group, columns=True)
+        else:
+            dbias = torch.empty_like(bias) if wants_bias and bias is not None else None  # by the kernel that quantizes
+            grads = of_grad(rows, columns=wants_weight or bias is not None)
+        if original is not None:
+            inputs = of_input(flat(original), columns=not how.gathers_input)
+        arriving = None
+        if how.gathers_input and wants_weight:
+            inputs, arriving = of_input.gathered(inputs, how.group, columns=False, wait=False)
+
+        dx: Any = None
+        leaving = None
+        if wants_input:
+            weight8.need_columns()
+            tokens = grads.by_rows().shape[0]
+            dx = torch.empty(tokens, weight.shape[1], dtype=ctx.dtype, device=grad.device)
+            multiply(grads.by_rows(), weight8.by_columns(), dx)
+            if how.mode == "column" and how.tp_size > 1:
+                if how.sequence_parallel:
+                    dx, leaving = scattered(dx, how.group, wait=False)
+                else:
+                    leaving = dist.all_reduce(dx, group=how.group, async_op=True)
+        dweight = None
+        if wants_weight:
+            if arriving is not None:
+                arriving.wait()
+            inputs.need_columns()
+            dweight = weight_gradient(grads, inputs, weight, ctx.weight, ctx.dtype)
+        del inputs, grads
+        if leaving is not None:
+            leaving.wait()
+        dnorm = dnorm_bias = None
+        if how.norm:
+            x, norm, norm_bias, *statistics = normed
+            of_norm = norms.backward(how.norm, dx.reshape(ctx.shape), x, norm, norm_bias, statistics_of(x, statistics))
+            dx, dnorm, dnorm_bias = of_norm
+        if ctx.updates_scales:
+            update_scales(forward=False)
+        dx = None if dx is None else dx.reshape(ctx.shape)
+        return None, None, None, dx, dweight, dbias, dnorm, dnorm_bias
+
+
+def statistics_of(x: torch.Tensor, statistics: list[torch.Tensor]) -> list[torch.Tensor]:
+    """They were taken of rows of tokens; ATen's backward wants them in the shape of its input."""
+    return [one.reshape(*x.shape[:-1], 1) for one in statistics]
+
+
+def weight_gradient(grads: Quantized, inputs: Quantized, weight: Any, fused: Any, dtype: torch.dtype) -> Any:
+    if fused is None:
+        out = torch.empty(weight.shape, dtype=dtype, device=weight.device)
+        return multiply(grads.by_columns(), inputs.by_columns(), out)
+    multiply(grads.by_columns(), inputs.by_columns(), fused.main_grad)
+    return in_place_of_gradient(fused)
+
+
+def linear(layer: Any, x: torch.Tensor, bias: Any, first: bool | None) -> torch.Tensor:
+    out: torch.Tensor = _Linear.apply(
+        layer, first, torch.is_grad_enabled(), x, layer.weight, bias, *layer.norm_parameters()
+    )
+    return out
+
+
+class _GroupedLinear(torch.autograd.Function):
+    """Each expert's tokens and weight have a scale of their own."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, layer: Any, splits: list[int], first: Any, with_backward: bool, x: Any, *parameters: Any
+    ) -> Any:
+        count = layer.num_gemms
+        weights, biases = parameters[:count], parameters[count:]
+        made = quantizers_of(layer, autocast().recipe)
+        for_weight = with_backward and weights[0].requires_grad
+        columns = for_weight and not layer.save_original_input
+        inputs = [of(part, columns) for of, part in zip(made.inputs, flat(x).split(splits), strict=True)]
+        need = _weights_need_columns(x, with_backward)
+        weights8 = [
+            weight_of(layer, f"weight{index}", weight, made.weights[index], first, need)
+            for index, weight in enumerate(weights)
+        ]
+        device().workspaces_of_streams()
+        out = torch.empty(*x.shape[:-1], weights[0].shape[0], dtype=x.dtype, device=x.device)
+        for part, weight8, into in zip(inputs, weights8, flat(out).split(splits), strict=True):
+            if len(into):
+                multiply(part.by_rows(), weight8.by_rows(), into)
+        original = x if for_weight and layer.save_original_input else None
+        if columns:
+            for part in inputs:
+                part.only_columns()
+        ctx.kept = [inputs if columns else None, weights8]
+        ctx.save_for_backward(original, *weights, *biases)
+        ctx.splits, ctx.count, ctx.quantizers, ctx.dtype = splits, count, made, x.dtype
+        ctx.weights = weights if layer.fuse_wgrad_accumulation else [None] * count
+        ctx.updates_scales = made.recipe.delayed() and with_backward and first_layer()
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        original, *parameters = ctx.saved_tensors
+        weights, biases = parameters[: ctx.count], parameters[ctx.count :]
+        inputs, weights8 = ctx.kept
+        ctx.kept = None
+        wants_input, wants_weight = ctx.needs_input_grad[4:6]
+        rows = flat(grad.contiguous())
+        dbiases = [torch.empty_like(bias) for bias in biases]  # by the kernels that quantize
+        grads = [of(part, True) for of, part in zip(ctx.quantizers.grads, rows.split(ctx.splits), strict=True)]
+        dx = None
+        if wants_input:
+            dx = torch.empty(*grad.shape[:-1], weights[0].shape[1], dtype=ctx.dtype, device=grad.device)
+            for part, weight8, into in zip(grads, weights8, flat(dx).split(ctx.splits), strict=True):
+                weight8.need_columns()
+                if len(into):
+                    multiply(part.by_rows(), weight8.by_columns(), into)
+        dweights = [None] * ctx.count
+        if wants_weight:
+            if original is not None:
+                parts = flat(original).split(ctx.splits)
+                inputs = [of(part, True) for of, part in zip(ctx.quantizers.inputs, parts, strict=True)]
+            dweights = [
+                weight_gradient(*four, ctx.dtype) for four in zip(grads, inputs, weights, ctx.weights, strict=True)
+            ]
+        if ctx.updates_scales:
+            update_scales(forward=False)
+        return None, None, None, None, dx, *dweights, *dbiases
+
+
+def grouped_linear(
+    layer: Any, x: torch.Tensor, splits: list[int], first: bool | None, *parameters: Any
+) -> torch.Tensor:
+    out: torch.Tensor = _GroupedLinear.apply(layer, splits, first, torch.is_grad_enabled(), x, *parameters)
+    return out

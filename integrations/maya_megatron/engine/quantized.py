@@ -1,0 +1,142 @@
+"""Tensors in eight bits with one scale: as they are for products that sum over features, and transposed for those that sum over tokens,
+which is the only way Hopper multiplies them. From Blackwell on one copy serves both.
+
+Follows transformer_engine/pytorch/tensor/float8_tensor.py and csrc/quantizer.cpp: what is allocated, in which order, and by which kernels
+it is filled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from maya_megatron.engine import norms
+from maya_megatron.engine.device import device, launch, product8
+from maya_megatron.engine.precision import Recipe, histories
+
+
+@dataclass
+class Quantized:
+    """Of (tokens, features), or a weight (outputs, inputs)."""
+
+    rows: Any
+    columns: Any
+    scale: torch.Tensor
+
+    def by_rows(self) -> torch.Tensor:
+        return self.rows
+
+    def by_columns(self) -> torch.Tensor:
+        return self.rows.t() if self.columns is None else self.columns
+
+    def need_columns(self) -> None:
+        """Transposes what is there, if it is not yet."""
+        if device().transposes and self.columns is None:
+            self.columns = torch.empty(self.rows.shape[::-1], dtype=self.rows.dtype, device=self.rows.device)
+            launch("fp8_transpose", [self.rows], [self.columns])
+
+    def only_columns(self) -> None:
+        self.need_columns()
+        if device().transposes:
+            self.rows = None
+
+
+class Quantizer:
+    """Of one of the tensors of a layer: brings it into eight bits."""
+
+    def __init__(self, dtype: torch.dtype, scale: torch.Tensor, amax: torch.Tensor, delayed: bool, group: Any) -> None:
+        self.dtype, self.scale, self.amax, self.delayed, self.group = dtype, scale, amax, delayed, group
+
+    def empty(self, shape: Any, columns: bool, rows: bool = True) -> Quantized:
+        scale = torch.empty(1, dtype=torch.float32, device="cuda")
+        made = torch.empty(shape, dtype=self.dtype, device="cuda") if rows else None
+        both = columns and device().transposes
+        other = torch.empty(shape[::-1], dtype=self.dtype, device="cuda") if both else None
+        return Quantized(made, other, scale)
+
+    def __call__(self, x: torch.Tensor, columns: bool) -> Quantized:
+        made = self.empty(x.shape, columns)
+        self.fill(made, x)
+        return made
+
+    def fill(self, made: Quantized, x: torch.Tensor, amax_known: bool = False) -> None:
+        if not x.numel():
+            return
+        if not self.delayed:
+            if not amax_known:
+                launch("amax", [x], [self.amax])
+            if self.group is not None:
+                dist.all_reduce(self.amax, op=dist.ReduceOp.MAX, group=self.group)
+            launch("scale_from_amax", [self.amax], [self.scale])
+        launch("quantize", [x, self.scale], [one for one in (made.rows, made.columns) if one is not None])
+
+    def normalized(self, kind: str, x: torch.Tensor, columns: bool, *parameters: Any) -> tuple[Quantized, Any]:
+        """A norm's output: with a scale known beforehand its kernel writes eight bits, otherwise its output is the input of another."""
+        made = self.empty(x.shape, columns)
+        if not self.delayed:
+            out, statistics = norms.forward(kind, x, *parameters)
+            self.fill(made, out, amax_known=True)
+            return made, statistics
+        statistics = [
+            torch.empty(len(x), 1, dtype=torch.float32, device=x.device) for _ in range(norms.STATISTICS[kind])
+        ]
+        launch(
+            f"{kind.lower()}_quantize",
+            [x, *(one for one in parameters[:-1] if one is not None)],
+            [made.rows, *statistics],
+        )
+        if made.columns is not None:
+            launch("fp8_transpose", [made.rows], [made.columns])
+        return made, tuple(statistics)
+
+    def gathered(self, local: Quantized, group: Any, columns: bool, wait: bool = True) -> Any:
+        """Rows of all ranks; transposed here, for columns cannot be put together by a collective."""
+        size = dist.get_world_size(group)
+        made = self.empty((local.rows.shape[0] * size, local.rows.shape[1]), columns)
+        work = dist.all_gather_into_tensor(made.rows, local.rows, group=group, async_op=not wait)
+        if made.columns is not None:
+            launch("fp8_transpose", [made.rows], [made.columns])
+        return made if wait else (made, work)
+
+
+@dataclass(frozen=True)
+class Quantizers:
+    """Of a layer's products: one each for the inputs, weights and gradients of the outputs."""
+
+    recipe: Recipe
+    inputs: list[Quantizer]
+    weights: list[Quantizer]
+    grads: list[Quantizer]
+
+
+def quantizers(recipe: Recipe, products: int = 1, input_group: Any = None, grad_group: Any = None) -> Quantizers:
+    """A layer has scales for three tensors of a product forward (input, weight, output) and two backward, whether used or not. Those of
+    inputs or gradients that are split over ranks are made equal among the ranks of a group."""
+    forward, backward = recipe.fp8_format.value
+    ahead, back = _scales(recipe, 3 * products, True), _scales(recipe, 2 * products, False)
+    delayed = recipe.delayed()
+    return Quantizers(
+        recipe,
+        [Quantizer(forward, *one, delayed, input_group) for one in ahead[0::3]],
+        [Quantizer(forward, *one, delayed, None) for one in ahead[1::3]],
+        [Quantizer(backward, *one, delayed, grad_group) for one in back[0::2]],
+    )
+
+
+def _scales(recipe: Recipe, tensors: int, forward: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """(scale, largest value) of each tensor."""
+    if recipe.delayed():
+        kept = histories(recipe, tensors, forward)
+        return [(kept.scales[i], kept.amaxes[0][i]) for i in range(tensors)]
+    return [(_number(), _number()) for _ in range(tensors)]
+
+
+def _number() -> torch.Tensor:
+    return torch.empty(1, dtype=torch.float32, device="cuda")
+
+
+def multiply(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Of two that are both given with what is summed over last."""
+    return product8(left, right.t(), out)
