@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from maya_core.collectives import scale, stores
+from maya_core.collectives import own_buffers, scale, stores
 from maya_core.collectives.exchange import Exchange, carrying_objects
 from maya_core.device.patches import Patches
 from maya_core.errors import MayaError
@@ -46,6 +46,7 @@ def put_on(
     patches.on_undo(functools.partial(setattr, sys, "excepthook", sys.excepthook))  # init_process_group sets one
     _process_groups(native, patches)
     scale.put_on(patches)
+    own_buffers.put_on(native, patches)
     _stores(keys, patches)
     for name in OBJECT_COLLECTIVES:
         _both(patches, name, _carrying_objects(native, getattr(c10d, name)))

@@ -123,10 +123,10 @@ class emulate:
     @cached_property
     def job(self) -> JobTrace:
         """The traces of this rank and of those it needed; the others are taken to run in lockstep with it."""
-        job = self._job
+        trace, job = self.trace, self._job
         assert job is not None
-        world = job.world_size if job.world_size > 1 else max(1, len(devices_used(self.trace)))
-        per_node = min(world, int(self.trace.meta["ranks_per_node" if job.world_size > 1 else "gpus"]))
+        world = job.world_size if job.world_size > 1 else max(1, len(devices_used(trace)))
+        per_node = min(world, int(trace.meta["ranks_per_node" if job.world_size > 1 else "gpus"]))
         return replace(job, world_size=world, gpus_per_node=per_node, nodes=-(-world // per_node))
 
     @cached_property

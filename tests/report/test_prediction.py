@@ -259,3 +259,8 @@ def test_a_file_of_the_users_is_not_overwritten(prediction: Prediction, tmp_path
     assert mine.read_text() == '{"lr": 3e-4}'
     with pytest.raises(maya_core.MayaError, match="there is no folder"):
         write_prediction(tmp_path / "none" / "p.json", prediction)
+
+
+def test_before_the_block_has_ended_there_is_none() -> None:
+    with maya_core.emulate("h100") as job, pytest.raises(maya_core.MayaError, match="after the `with` block"):
+        _ = job.prediction

@@ -524,6 +524,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         recorder().add(EventKind::Label, allocation->device, stream_of(allocation->block), category, address_of(allocation->block));
     }
   });
+  m.def("allocate_as", &allocate_as);
   m.def("current_place", [] {
     const auto [module, phase] = current_place();
     return std::pair(module, int(phase));

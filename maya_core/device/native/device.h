@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "allocator.h"
@@ -95,6 +96,8 @@ void clear_blas_workspaces();
 void begin_aside();
 std::vector<uint32_t> end_aside();
 bool aside();
+// What this thread's allocations hold from now on (none: what their phase tells), and what they held before.
+std::optional<uint32_t> allocate_as(std::optional<uint32_t> category);
 
 // ---- CUDA graphs: a capture takes the work out of the record, a replay puts it back ----
 struct Graph {

@@ -5,7 +5,9 @@
 #include <c10/core/StorageImpl.h>
 
 #include <map>
+#include <optional>
 #include <unordered_map>
+#include <utility>
 
 #include "allocator_settings.h"
 #include "device.h"
@@ -23,6 +25,8 @@ void release(void* context) {
   delete allocation;
 }
 void release_nothing(void*) {}
+
+thread_local std::optional<uint32_t> allocating_as;  // what all that this thread allocates holds, where somebody knows
 
 // ---- the endless device of work that is done aside ----
 constexpr int64_t kEndless = int64_t(1) << 50;
@@ -60,6 +64,7 @@ struct StorageAllocator final : c10::DeviceAllocator {
       TORCH_CHECK_WITH(OutOfMemoryError, false, error.what());
     }
     recorder().add(EventKind::Alloc, device, stream_of(block), 0, address_of(block), size_of(block));
+    if (allocating_as) recorder().add(EventKind::Label, device, stream_of(block), *allocating_as, address_of(block));
     return {reinterpret_cast<void*>(address_of(block)), new Allocation{block, &memory, device, {}}, &release, where};
   }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
@@ -218,5 +223,7 @@ void clear_blas_workspaces() {
   std::lock_guard lock(blas().mutex);
   blas().live.clear();
 }
+
+std::optional<uint32_t> allocate_as(std::optional<uint32_t> category) { return std::exchange(allocating_as, category); }
 
 }  // namespace maya
