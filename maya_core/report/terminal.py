@@ -142,7 +142,7 @@ def _figures(prediction: Prediction) -> list[tuple[str, Any, str]]:
         rows.append(
             (
                 "memory",
-                f"{words.size(crowded.peak_reserved_bytes + crowded.outside_allocator_bytes)}",
+                _used(crowded),
                 _verdict(crowded),
             )
         )
@@ -172,6 +172,10 @@ def _money(prediction: Prediction) -> list[tuple[str, Any, str]]:
             )
         )
     return rows
+
+
+def _used(memory: DeviceMemory) -> str:
+    return words.size(memory.peak_reserved_bytes + memory.outside_allocator_bytes)
 
 
 def _verdict(memory: DeviceMemory) -> str:
@@ -238,8 +242,8 @@ def _memory(memory: DeviceMemory, several: bool) -> Table:
     style = "green" if memory.fits else "yellow" if memory.fits is None else "bold red"
     table = PlainTable(
         title=f"Memory of rank {memory.rank}, GPU {memory.device}, the most crowded" if several else "Memory",
-        title_justify="left", title_style="bold", caption=Text(_verdict(memory), style=style), caption_justify="left",
-        box=box.SIMPLE, show_header=False, pad_edge=False,
+        title_justify="left", title_style="bold", caption=Text(f"{_used(memory)} {_verdict(memory)}\n", style=style),
+        caption_justify="left", box=box.SIMPLE, show_header=False, pad_edge=False,
     )  # fmt: skip
     table.add_column(style="bold")
     table.add_column(justify="right")
