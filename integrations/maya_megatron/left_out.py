@@ -1,4 +1,5 @@
-"""What an emulated run does without: checkpoints, whose weights nobody reads, and loggers, which would show the emulator's times."""
+"""What an emulated run does without: checkpoints, whose weights nobody reads, loggers, which would show the emulator's times, and the binding
+of a process to the processors that are near its GPU."""
 
 from __future__ import annotations
 
@@ -23,6 +24,11 @@ def put_on(emulation: Emulation) -> None:
             if hasattr(module, name):
                 patches.set(module, name, _nothing)
 
+    def pipeline(module: ModuleType) -> None:
+        if hasattr(module, "set_ideal_affinity_for_current_gpu"):
+            patches.set(module, "set_ideal_affinity_for_current_gpu", _nothing)
+
+    patches.when_imported("megatron.core.pipeline_parallel.utils", pipeline)
     patches.when_imported("megatron.training.training", training)
     patches.when_imported("megatron.training.global_vars", writers)
 

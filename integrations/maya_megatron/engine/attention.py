@@ -153,10 +153,10 @@ def _layout_known(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -
 def backend_of(query: torch.Tensor, value: torch.Tensor, bias: Any) -> str:
     """Flash attention before cuDNN's before the unfused one, up to sm80; from sm90 on, cuDNN's first."""
     flash, fused = (os.getenv(f"NVTE_{name}_ATTN", "1") != "0" for name in ("FLASH", "FUSED"))
-    sixteen = query.dtype in (torch.float16, torch.bfloat16)
-    head = max(query.shape[-1], value.shape[-1])
-    flash = flash and sixteen and head <= 256 and bias is None and query.shape[-1] == value.shape[-1]
-    fused = fused and sixteen and head <= 256
+    heads = (query.shape[-1], value.shape[-1])
+    fits = query.dtype in (torch.float16, torch.bfloat16) and max(heads) <= 256 and not any(one % 8 for one in heads)
+    flash = flash and fits and bias is None and heads[0] == heads[1]
+    fused = fused and fits
     generation = torch.cuda.get_device_capability()[0]
     if os.getenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1") == "0" and generation != 9:
         fused = False  # its backward is deterministic on Hopper alone

@@ -88,9 +88,9 @@ class _Linear(torch.autograd.Function):
         original = x if for_weight and layer.save_original_input else None
         if for_weight and original is None and not how.gathers_input:
             inputs.only_columns()
-        # Not among the saved tensors: Transformer Engine clears them as soon as it has done with them.
-        ctx.kept = [inputs if for_weight and original is None else None, weight8]
-        ctx.save_for_backward(original, weight, bias, *((x, norm, norm_bias, *statistics) if how.norm else ()))
+        kept = (inputs.rows, inputs.columns, inputs.scale) if for_weight and original is None else (None, None, None)
+        ctx.save_for_backward(*kept, original, weight, bias, *((x, norm, norm_bias, *statistics) if how.norm else ()))
+        ctx.weight8 = weight8
         ctx.how, ctx.quantizers, ctx.shape, ctx.dtype = how, made, x.shape, x.dtype
         ctx.weight = weight if how.fuse_wgrad else None
         ctx.updates_scales = made.recipe.delayed() and with_backward and first_layer()
@@ -99,9 +99,8 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         how: Settings = ctx.how
-        original, weight, bias, *normed = ctx.saved_tensors
-        inputs, weight8 = ctx.kept
-        ctx.kept = None
+        kept_rows, kept_columns, scale, original, weight, bias, *normed = ctx.saved_tensors
+        inputs, weight8 = Quantized(kept_rows, kept_columns, scale), ctx.weight8
         of_input, of_grad = ctx.quantizers.inputs[0], ctx.quantizers.grads[0]
         wants_input, wants_weight, wants_bias = ctx.needs_input_grad[3:6]
         wants_input = wants_input or how.norm is not None
@@ -137,6 +136,7 @@ class _Linear(torch.autograd.Function):
                 arriving.wait()
             inputs.need_columns()
             dweight = weight_gradient(grads, inputs, weight, ctx.weight, ctx.dtype)
+            inputs.clear()
         del inputs, grads
         if leaving is not None:
             leaving.wait()
@@ -198,8 +198,9 @@ class _GroupedLinear(torch.autograd.Function):
         if columns:
             for part in inputs:
                 part.only_columns()
-        ctx.kept = [inputs if columns else None, weights8]
-        ctx.save_for_backward(original, *weights, *biases)
+        kept = [one for part in inputs for one in (part.rows, part.columns, part.scale)] if columns else []
+        ctx.save_for_backward(original, *weights, *biases, *kept)
+        ctx.weights8, ctx.biases = weights8, len(biases)
         ctx.splits, ctx.count, ctx.quantizers, ctx.dtype = splits, count, made, x.dtype
         ctx.weights = weights if layer.fuse_wgrad_accumulation else [None] * count
         ctx.updates_scales = made.recipe.delayed() and with_backward and first_layer()
@@ -207,10 +208,10 @@ class _GroupedLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        original, *parameters = ctx.saved_tensors
-        weights, biases = parameters[: ctx.count], parameters[ctx.count :]
-        inputs, weights8 = ctx.kept
-        ctx.kept = None
+        original, *saved = ctx.saved_tensors
+        weights, biases = saved[: ctx.count], saved[ctx.count : ctx.count + ctx.biases]
+        kept, weights8 = iter(saved[ctx.count + ctx.biases :]), ctx.weights8
+        inputs = [Quantized(*three) for three in zip(kept, kept, kept, strict=True)]
         wants_input, wants_weight = ctx.needs_input_grad[4:6]
         rows = flat(grad.contiguous())
         dbiases = [torch.empty_like(bias) for bias in biases]  # by the kernels that quantize
@@ -230,6 +231,8 @@ class _GroupedLinear(torch.autograd.Function):
             dweights = [
                 weight_gradient(*four, ctx.dtype) for four in zip(grads, inputs, weights, ctx.weights, strict=True)
             ]
+            for part in inputs:
+                part.clear()
         if ctx.updates_scales:
             update_scales(forward=False)
         return None, None, None, None, dx, *dweights, *dbiases

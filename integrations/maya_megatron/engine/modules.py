@@ -123,6 +123,9 @@ TRANSFORMER_ENGINE: dict[str, dict[str, Any]] = {
         "get_workspace": get_workspace,
     },
     "transformer_engine.pytorch.fp8": EIGHT_BITS,
+    "transformer_engine.pytorch.cpu_offload": {
+        "CPUOffloadEnabled": False
+    },  # which Megatron sets where it offloads itself
     "transformer_engine.pytorch.distributed": {
         "CudaRNGStatesTracker": CudaRNGStatesTracker,
         "checkpoint": checkpoint,

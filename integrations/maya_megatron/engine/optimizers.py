@@ -1,4 +1,7 @@
-"""FusedAdam, FusedSGD and the kernels over lists of tensors: every tensor is read and written once. No step counters on the device."""
+"""FusedAdam, FusedSGD and the kernels over lists of tensors: every tensor is read and written once. No step counters on the device.
+
+States may be narrower than 32 bits, and weights of 32 bits among them (--use-precision-aware-optimizer): what is narrower is widened for
+the step, all of a group at once. Follows transformer_engine/pytorch/optimizers/fused_adam.py."""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from typing import Any
 
 import torch
 
-from maya_core.errors import MayaError
 from maya_megatron.engine.device import launch
 
 Tensors = list[torch.Tensor]
@@ -29,13 +31,11 @@ class FusedAdam(torch.optim.Optimizer):
         master_weights: bool = False,
         exp_avg_dtype: torch.dtype = torch.float32,
         exp_avg_sq_dtype: torch.dtype = torch.float32,
+        master_weight_dtype: torch.dtype = torch.float32,
         use_decoupled_grad: bool = False,
+        store_param_remainders: bool = False,
         **_: Any,
     ) -> None:
-        if master_weights:
-            raise MayaError(
-                "FusedAdam with weights of its own is not emulated.", "Leave --use-precision-aware-optimizer out."
-            )
         super().__init__(
             params, dict(lr=lr, bias_correction=bias_correction, betas=betas, eps=eps, weight_decay=weight_decay)
         )
@@ -45,10 +45,25 @@ class FusedAdam(torch.optim.Optimizer):
             use_decoupled_grad,
         )
         self.dtypes = {"exp_avg": exp_avg_dtype, "exp_avg_sq": exp_avg_sq_dtype}
+        if master_weights:
+            self.dtypes["master_param"] = master_weight_dtype
+        # Of a weight of 32 bits whose upper half is the parameter, the other half is enough.
+        self.store_param_remainders = store_param_remainders and master_weight_dtype == torch.float32
 
-    def initialize_state(self, param: torch.Tensor, store_param_remainders: bool = False) -> None:
-        for name, dtype in self.dtypes.items():
-            self.state[param][name] = torch.zeros_like(param, dtype=dtype)
+    def initialize_state(self, param: torch.Tensor, store_param_remainders: bool | None = None) -> None:
+        for name in self.dtypes:
+            self.state[param][name] = torch.zeros_like(param, dtype=self._dtype(name, param))
+
+    def _dtype(self, name: str, param: torch.Tensor) -> torch.dtype:
+        halves = name == "master_param" and self.store_param_remainders and param.dtype == torch.bfloat16
+        return torch.int16 if halves else self.dtypes[name]
+
+    def get_unscaled_state(self, param: torch.Tensor, name: str) -> torch.Tensor:
+        state: torch.Tensor = self.state[param][name]
+        return state if state.dtype in (torch.float32, torch.int16) else state.float()
+
+    def set_scaled_state(self, param: torch.Tensor, name: str, unscaled: torch.Tensor) -> None:
+        self.state[param][name].copy_(unscaled)
 
     def step(self, closure: Callable[[], Any] | None = None, **_: Any) -> Any:
         loss = closure() if closure is not None else None
@@ -60,12 +75,16 @@ class FusedAdam(torch.optim.Optimizer):
                 if not self.state[one]:
                     self.initialize_state(one)
             if params:
-                lists = [[self.state[one][name] for one in params] for name in self.dtypes]
+                wide = {name: [self.get_unscaled_state(one, name) for one in params] for name in self.dtypes}
+                lists = list(wide.values())
+                grads = [getattr(one, grad_name) for one in params]
                 launch(
-                    "multi_tensor_adam",
-                    [[getattr(one, grad_name) for one in params], params, *lists],
-                    [*params, *lists[0], *lists[1]],
+                    "multi_tensor_adam", [grads, params, *lists], [*params, *(one for each in lists for one in each)]
                 )
+                for name, states in wide.items():
+                    for param, state in zip(params, states, strict=True):
+                        if state is not self.state[param][name]:
+                            self.set_scaled_state(param, name, state)
         return loss
 
 

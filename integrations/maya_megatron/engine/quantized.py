@@ -42,6 +42,12 @@ class Quantized:
         if device().transposes:
             self.rows = None
 
+    def clear(self) -> None:
+        """Gives its memory back, whoever else holds it: autograd keeps saved tensors to the end of a node's backward."""
+        for one in (self.rows, self.columns):
+            if one is not None:
+                one.data = torch.empty(0, dtype=one.dtype, device=one.device)
+
 
 class Quantizer:
     """Of one of the tensors of a layer: brings it into eight bits."""

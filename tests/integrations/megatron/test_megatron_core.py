@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from maya_megatron import log
-from maya_megatron.engine import attention, padding
+from maya_megatron.engine import attention, optimizers, padding
 from megatron_gpt import BATCH, HIDDEN, LAYERS, TOKENS, VOCABULARY, train
 
 import maya_core
@@ -120,6 +120,27 @@ def test_which_attention_runs(gpu: str, deterministic: str, backend: str, monkey
     with maya_core.emulate(gpu):
         query = torch.empty(16, 2, 4, 64, dtype=torch.bfloat16, device="cuda")
         assert attention.backend_of(query, query, None) == backend
+
+
+def test_attention_of_heads_that_no_fused_kernel_takes() -> None:
+    with maya_core.emulate("h100"):
+        query = torch.empty(16, 2, 4, 52, dtype=torch.bfloat16, device="cuda")
+        assert attention.backend_of(query, query, None) == "unfused"
+
+
+def test_states_of_the_optimizer_in_16_bits() -> None:
+    with maya_core.emulate("h100"):
+        parameter = torch.nn.Parameter(torch.empty(1024, 1024, dtype=torch.bfloat16, device="cuda"))
+        optimizer = optimizers.FusedAdam(
+            [parameter], master_weights=True, store_param_remainders=True, use_decoupled_grad=True,
+            exp_avg_dtype=torch.bfloat16, exp_avg_sq_dtype=torch.bfloat16,
+        )  # fmt: skip
+        parameter.decoupled_grad = torch.empty_like(parameter)  # type: ignore[attr-defined]
+        before = torch.cuda.memory_allocated()
+        optimizer.step()
+        assert torch.cuda.memory_allocated() - before == 3 * 2 * parameter.numel()  # and the lower halves of weights
+        # Both averages are widened for the step.
+        assert torch.cuda.max_memory_allocated() - before >= (3 * 2 + 2 * 4) * parameter.numel()
 
 
 def test_context_parallel_ranks_pass_keys_and_values_on() -> None:
