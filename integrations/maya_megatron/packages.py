@@ -1,4 +1,4 @@
-"""Transformer Engine and apex, which are built for a GPU: where they are missing, Megatron finds those of `engine` in their place.
+"""Transformer Engine, apex and mamba_ssm, which are built for a GPU: where they are missing, Megatron finds those of `engine` in their place.
 
 Nobody but Megatron does: other frameworks ask whether they are installed, and go other ways if so. A program that is to run without
 Transformer Engine on the GPUs as well is emulated with MAYA_TRANSFORMER_ENGINE=0 (and MAYA_APEX=0).
@@ -20,8 +20,9 @@ from maya_core.launch.emulation import Emulation
 from maya_core.launch.progress import say
 from maya_megatron.engine import device
 
-SWITCHES = {"transformer_engine": "MAYA_TRANSFORMER_ENGINE", "apex": "MAYA_APEX"}
-BELONGS_TO = {  # extension modules that come with a package
+SWITCHES = {"transformer_engine": "MAYA_TRANSFORMER_ENGINE", "apex": "MAYA_APEX", "mamba_ssm": "MAYA_MAMBA"}
+BELONGS_TO = {  # extension modules that come with a package, or are of use with it alone
+    "causal_conv1d": "mamba_ssm",
     "fused_weight_gradient_mlp_cuda": "apex",
     "scaled_upper_triang_masked_softmax_cuda": "apex",
     "scaled_masked_softmax_cuda": "apex",
@@ -91,6 +92,6 @@ class _StandIn(Loader):
 @functools.cache
 def _modules() -> dict[str, dict[str, Any]]:
     # Not before Megatron asks: layers are made of torch's, which is still being imported when the emulation is put on.
-    from maya_megatron.engine.modules import APEX, TRANSFORMER_ENGINE
+    from maya_megatron.engine.modules import APEX, MAMBA, TRANSFORMER_ENGINE
 
-    return {**TRANSFORMER_ENGINE, **APEX}
+    return {**TRANSFORMER_ENGINE, **APEX, **MAMBA}

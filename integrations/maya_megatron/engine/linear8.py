@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from maya_megatron.engine import norms
+from maya_megatron.engine import blocks, norms
 from maya_megatron.engine.device import device
 from maya_megatron.engine.linear import Settings, flat, in_place_of_gradient, scattered
 from maya_megatron.engine.precision import Recipe, autocast, first_layer, update_scales
@@ -23,16 +23,20 @@ def quantizers_of(layer: Any, recipe: Recipe) -> Quantizers:
     """Made when a layer first runs with a recipe."""
     found: Quantizers | None = getattr(layer, "_quantizers", None)
     if found is None or found.recipe.kind != recipe.kind:
-        split = not recipe.delayed() and getattr(layer, "sequence_parallel", False)
-        mode = getattr(layer, "parallel_mode", None)
-        group = getattr(layer, "tp_group", None)
-        layer._quantizers = found = quantizers(
-            recipe,
-            getattr(layer, "num_gemms", 1),
-            input_group=group if split and mode == "column" else None,
-            grad_group=group if split and mode == "row" else None,
-        )
+        layer._quantizers = found = _quantizers(layer, recipe)
     return found
+
+
+def _quantizers(layer: Any, recipe: Recipe) -> Quantizers:
+    products = getattr(layer, "num_gemms", 1)
+    if not recipe.float8_per_tensor_scaling():
+        return blocks.quantizers(recipe, products)
+    # What is split over ranks has one scale on all of them; delayed ones are the same anyway.
+    split = recipe.float8_current_scaling() and getattr(layer, "sequence_parallel", False)
+    mode, group = (getattr(layer, name, None) for name in ("parallel_mode", "tp_group"))
+    return quantizers(
+        recipe, products, group if split and mode == "column" else None, group if split and mode == "row" else None
+    )
 
 
 def weight_of(layer: Any, name: str, weight: Any, quantizer: Quantizer, first: bool | None, columns: bool) -> Quantized:
@@ -43,7 +47,7 @@ def weight_of(layer: Any, name: str, weight: Any, quantizer: Quantizer, first: b
         return weight.eight
     kept: dict[str, Quantized] = layer.__dict__.setdefault("_weights_in_eight_bits", {})
     found = kept.get(name)
-    if found is not None and columns and device().transposes and found.columns is None:
+    if found is not None and columns and found.twice and found.columns is None:
         found = None
         del kept[name]
     if found is None:
@@ -59,6 +63,9 @@ def _weights_need_columns(x: torch.Tensor, with_backward: bool) -> bool:
     return (with_backward and x.requires_grad) or autocast().recomputes
 
 
+NOTHING = (None,) * 4  # in place of the parts of what is not kept
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -67,7 +74,8 @@ class _Linear(torch.autograd.Function):
         how: Settings = layer.settings()
         made = quantizers_of(layer, autocast().recipe)
         for_weight = with_backward and weight.requires_grad
-        columns = for_weight and not how.gathers_input and not layer.save_original_input
+        whole_later = how.gathers_input and not made.inputs[0].columns_gather
+        columns = for_weight and not whole_later and not layer.save_original_input
         statistics: Any = ()
         rows = flat(x)
         if how.norm:
@@ -86,9 +94,10 @@ class _Linear(torch.autograd.Function):
             else:
                 dist.all_reduce(out, group=how.group)
         original = x if for_weight and layer.save_original_input else None
-        if for_weight and original is None and not how.gathers_input:
+        if columns:
             inputs.only_columns()
-        kept = (inputs.rows, inputs.columns, inputs.scale) if for_weight and original is None else (None, None, None)
+        kept = inputs.parts() if for_weight and original is None else NOTHING
+        ctx.twice = inputs.twice
         ctx.save_for_backward(*kept, original, weight, bias, *((x, norm, norm_bias, *statistics) if how.norm else ()))
         ctx.weight8 = weight8
         ctx.how, ctx.quantizers, ctx.shape, ctx.dtype = how, made, x.shape, x.dtype
@@ -99,8 +108,11 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         how: Settings = ctx.how
-        kept_rows, kept_columns, scale, original, weight, bias, *normed = ctx.saved_tensors
-        inputs, weight8 = Quantized(kept_rows, kept_columns, scale), ctx.weight8
+        saved = ctx.saved_tensors
+        original, weight, bias, *normed = saved[len(NOTHING) :]
+        inputs = Quantized(*saved[: len(NOTHING)])
+        inputs.twice = ctx.twice
+        weight8 = ctx.weight8
         of_input, of_grad = ctx.quantizers.inputs[0], ctx.quantizers.grads[0]
         wants_input, wants_weight, wants_bias = ctx.needs_input_grad[3:6]
         wants_input = wants_input or how.norm is not None
@@ -108,15 +120,15 @@ class _Linear(torch.autograd.Function):
         dbias = None
         if how.mode == "row" and how.sequence_parallel and how.tp_size > 1:
             dbias = rows.sum(0) if wants_bias and bias is not None else None
-            grads = of_grad.gathered(of_grad(rows, columns=False), how.group, columns=True)
+            grads = of_grad.gathered(of_grad(rows, columns=of_grad.columns_gather), how.group, columns=True)
         else:
             dbias = torch.empty_like(bias) if wants_bias and bias is not None else None  # by the kernel that quantizes
             grads = of_grad(rows, columns=wants_weight or bias is not None)
         if original is not None:
-            inputs = of_input(flat(original), columns=not how.gathers_input)
+            inputs = of_input(flat(original), columns=not how.gathers_input or of_input.columns_gather)
         arriving = None
         if how.gathers_input and wants_weight:
-            inputs, arriving = of_input.gathered(inputs, how.group, columns=False, wait=False)
+            inputs, arriving = of_input.gathering(inputs, how.group)
 
         dx: Any = None
         leaving = None
@@ -198,9 +210,9 @@ class _GroupedLinear(torch.autograd.Function):
         if columns:
             for part in inputs:
                 part.only_columns()
-        kept = [one for part in inputs for one in (part.rows, part.columns, part.scale)] if columns else []
+        kept = [one for part in inputs for one in part.parts()] if columns else []
         ctx.save_for_backward(original, *weights, *biases, *kept)
-        ctx.weights8, ctx.biases = weights8, len(biases)
+        ctx.weights8, ctx.biases, ctx.twice = weights8, len(biases), inputs[0].twice
         ctx.splits, ctx.count, ctx.quantizers, ctx.dtype = splits, count, made, x.dtype
         ctx.weights = weights if layer.fuse_wgrad_accumulation else [None] * count
         ctx.updates_scales = made.recipe.delayed() and with_backward and first_layer()
@@ -211,7 +223,7 @@ class _GroupedLinear(torch.autograd.Function):
         original, *saved = ctx.saved_tensors
         weights, biases = saved[: ctx.count], saved[ctx.count : ctx.count + ctx.biases]
         kept, weights8 = iter(saved[ctx.count + ctx.biases :]), ctx.weights8
-        inputs = [Quantized(*three) for three in zip(kept, kept, kept, strict=True)]
+        inputs = [Quantized(*four, twice=ctx.twice) for four in zip(kept, kept, kept, kept, strict=True)]
         wants_input, wants_weight = ctx.needs_input_grad[4:6]
         rows = flat(grad.contiguous())
         dbiases = [torch.empty_like(bias) for bias in biases]  # by the kernels that quantize

@@ -1,5 +1,5 @@
-"""Which names are found in which module of Transformer Engine and apex. What is not here fails to import, and Megatron does without
-(offloading of activations)."""
+"""Which names are found in which module of Transformer Engine, apex and mamba_ssm. What is not here fails to import, and Megatron does
+without (offloading of activations)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from maya_megatron.engine import (
     layers,
     linear,
     losses,
+    mamba,
     norms,
     optimizers,
     padding,
@@ -91,7 +92,7 @@ LAYERS = {
 }
 OPS = ("Sequential", "FusibleOperation", "BasicLinear", "Bias", "LayerNorm", "RMSNorm", "AllReduce", "ReduceScatter",
        "GELU", "GEGLU", "ReLU", "ReGLU", "SiLU", "SwiGLU")  # fmt: skip
-REFUSED_RECIPES = ("Float8BlockScaling", "MXFP8BlockScaling", "NVFP4BlockScaling", "CustomRecipe")
+REFUSED_RECIPES = ("NVFP4BlockScaling", "CustomRecipe")
 EIGHT_BITS = {
     "FP8GlobalStateManager": precision.FP8GlobalStateManager,
     "fp8_autocast": precision.fp8_autocast,
@@ -107,6 +108,8 @@ TRANSFORMER_ENGINE: dict[str, dict[str, Any]] = {
         "Format": precision.Format,
         "DelayedScaling": precision.DelayedScaling,
         "Float8CurrentScaling": precision.Float8CurrentScaling,
+        "Float8BlockScaling": precision.Float8BlockScaling,
+        "MXFP8BlockScaling": precision.MXFP8BlockScaling,
         **{name: precision.refused_recipe(name) for name in REFUSED_RECIPES},
     },
     "transformer_engine.pytorch": {
@@ -193,4 +196,26 @@ APEX: dict[str, dict[str, Any]] = {
     "scaled_upper_triang_masked_softmax_cuda": _SOFTMAX,
     "scaled_masked_softmax_cuda": _SOFTMAX,
     "scaled_softmax_cuda": _SOFTMAX,
+}
+
+MAMBA: dict[str, dict[str, Any]] = {
+    "mamba_ssm": {"__version__": "2.2.6"},
+    "mamba_ssm.ops": {},
+    "mamba_ssm.ops.triton": {},
+    "mamba_ssm.ops.triton.selective_state_update": {
+        "selective_state_update": mamba.only_for_inference("selective_state_update")
+    },
+    "mamba_ssm.ops.triton.layernorm_gated": {"RMSNorm": mamba.RMSNorm},
+    "mamba_ssm.ops.triton.ssd_combined": {
+        "mamba_chunk_scan_combined": mamba.only_for_inference("mamba_chunk_scan_combined"),
+        "mamba_split_conv1d_scan_combined": mamba.mamba_split_conv1d_scan_combined,
+    },
+    "causal_conv1d": {
+        "__version__": "1.5.3",
+        "causal_conv1d_fn": mamba.only_for_inference("causal_conv1d_fn"),
+        "causal_conv1d_update": mamba.only_for_inference("causal_conv1d_update"),
+    },
+    "causal_conv1d.causal_conv1d_varlen": {
+        "causal_conv1d_varlen_states": mamba.only_for_inference("causal_conv1d_varlen_states")
+    },
 }

@@ -1,5 +1,5 @@
 """Eight bits, as programs ask for them: recipes, and the context in which layers follow one. What tensors are made is in quantized.py;
-recipes of Blackwell alone (blocks of 32, four bits) are refused by name."""
+four bits are refused by name."""
 
 from __future__ import annotations
 
@@ -62,9 +62,12 @@ class Recipe:
         return self.kind in ("delayed", "current")
 
     def mxfp8(self) -> bool:
+        return self.kind == "mxfp8"
+
+    def nvfp4(self) -> bool:
         return False
 
-    nvfp4 = custom = mxfp8
+    custom = nvfp4
 
 
 class DelayedScaling(Recipe):
@@ -79,9 +82,32 @@ class Float8CurrentScaling(Recipe):
     kind = "current"
 
 
+class Float8BlockScaling(Recipe):
+    """By the largest value of each block of 128 numbers, of weights 128 x 128."""
+
+    kind = "block"
+
+    def __init__(self, fp8_format: Format = Format.E4M3, **others: Any) -> None:
+        super().__init__(fp8_format=fp8_format, **others)
+
+
+class MXFP8BlockScaling(Recipe):
+    """By the largest value of 32 numbers, with scales that are powers of two: Blackwell's own."""
+
+    kind = "mxfp8"
+
+    def __init__(self, fp8_format: Format = Format.E4M3, **others: Any) -> None:
+        if device().transposes:
+            raise MayaError(
+                "MXFP8 needs a GPU of compute capability 10.",
+                "Emulate one that has it (--gpu b200), or take --fp8-recipe tensorwise.",
+            )
+        super().__init__(fp8_format=fp8_format, **others)
+
+
 def refused_recipe(name: str) -> type:
     def init(self: Any, *_: Any, **__: Any) -> None:
-        raise refusal(name, "Take --fp8-recipe delayed or tensorwise, or train in 16 bits")
+        raise refusal(name, "Take a recipe of --fp8-recipe instead, or train in 16 bits")
 
     return type(name, (Recipe,), {"__init__": init})
 

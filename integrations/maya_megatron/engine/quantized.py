@@ -1,5 +1,5 @@
-"""Tensors in eight bits with one scale: as they are for products that sum over features, and transposed for those that sum over tokens,
-which is the only way Hopper multiplies them. From Blackwell on one copy serves both.
+"""Tensors in eight bits: as they are for products that sum over features, and transposed for those that sum over tokens, which is the only
+way Hopper multiplies them. From Blackwell on one copy serves both, if there is one scale for the tensor; blocks.py has those with more.
 
 Follows transformer_engine/pytorch/tensor/float8_tensor.py and csrc/quantizer.cpp: what is allocated, in which order, and by which kernels
 it is filled."""
@@ -23,7 +23,9 @@ class Quantized:
 
     rows: Any
     columns: Any
-    scale: torch.Tensor
+    scale: Any
+    scale_of_columns: Any = None  # where they have scales of their own
+    twice: bool = True  # whether it takes a second copy for sums over tokens
 
     def by_rows(self) -> torch.Tensor:
         return self.rows
@@ -33,14 +35,20 @@ class Quantized:
 
     def need_columns(self) -> None:
         """Transposes what is there, if it is not yet."""
-        if device().transposes and self.columns is None:
+        if self.twice and self.columns is None:
             self.columns = torch.empty(self.rows.shape[::-1], dtype=self.rows.dtype, device=self.rows.device)
             launch("fp8_transpose", [self.rows], [self.columns])
 
     def only_columns(self) -> None:
         self.need_columns()
-        if device().transposes:
+        if self.twice:
             self.rows = None
+        if self.scale_of_columns is not None:
+            self.scale = None
+
+    def parts(self) -> tuple[Any, ...]:
+        """What autograd saves of it."""
+        return self.rows, self.columns, self.scale, self.scale_of_columns
 
     def clear(self) -> None:
         """Gives its memory back, whoever else holds it: autograd keeps saved tensors to the end of a node's backward."""
@@ -50,7 +58,9 @@ class Quantized:
 
 
 class Quantizer:
-    """Of one of the tensors of a layer: brings it into eight bits."""
+    """Of one of the tensors of a layer: brings it into eight bits, with one scale."""
+
+    columns_gather = False  # whether ranks can put columns together, or have to make them anew from the whole
 
     def __init__(self, dtype: torch.dtype, scale: torch.Tensor, amax: torch.Tensor, delayed: bool, group: Any) -> None:
         self.dtype, self.scale, self.amax, self.delayed, self.group = dtype, scale, amax, delayed, group
@@ -58,9 +68,9 @@ class Quantizer:
     def empty(self, shape: Any, columns: bool, rows: bool = True) -> Quantized:
         scale = torch.empty(1, dtype=torch.float32, device="cuda")
         made = torch.empty(shape, dtype=self.dtype, device="cuda") if rows else None
-        both = columns and device().transposes
-        other = torch.empty(shape[::-1], dtype=self.dtype, device="cuda") if both else None
-        return Quantized(made, other, scale)
+        twice = device().transposes
+        other = torch.empty(shape[::-1], dtype=self.dtype, device="cuda") if columns and twice else None
+        return Quantized(made, other, scale, twice=twice)
 
     def __call__(self, x: torch.Tensor, columns: bool) -> Quantized:
         made = self.empty(x.shape, columns)
@@ -97,14 +107,18 @@ class Quantizer:
             launch("fp8_transpose", [made.rows], [made.columns])
         return made, tuple(statistics)
 
-    def gathered(self, local: Quantized, group: Any, columns: bool, wait: bool = True) -> Any:
+    def gathered(self, local: Quantized, group: Any, columns: bool) -> Quantized:
         """Rows of all ranks; transposed here, for columns cannot be put together by a collective."""
-        size = dist.get_world_size(group)
-        made = self.empty((local.rows.shape[0] * size, local.rows.shape[1]), columns)
-        work = dist.all_gather_into_tensor(made.rows, local.rows, group=group, async_op=not wait)
+        made = self.empty((local.rows.shape[0] * dist.get_world_size(group), local.rows.shape[1]), columns)
+        dist.all_gather_into_tensor(made.rows, local.rows, group=group)
         if made.columns is not None:
             launch("fp8_transpose", [made.rows], [made.columns])
-        return made if wait else (made, work)
+        return made
+
+    def gathering(self, local: Quantized, group: Any) -> tuple[Quantized, Any]:
+        """What a weight's gradient needs, and something to wait for."""
+        made = self.empty((local.rows.shape[0] * dist.get_world_size(group), local.rows.shape[1]), columns=False)
+        return made, dist.all_gather_into_tensor(made.rows, local.rows, group=group, async_op=True)
 
 
 @dataclass(frozen=True)

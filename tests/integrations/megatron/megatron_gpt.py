@@ -18,16 +18,15 @@ def train(
     context_parallel: int = 1,
     engine: bool = True,
     experts: int = 0,
+    pattern: str = "",
     **settings: Any,
 ) -> int:
-    """Returns how many parameters this rank has."""
+    """Returns how many parameters this rank has. A pattern is of a hybrid model: M Mamba, * attention, - MLP."""
     from megatron.core import parallel_state
     from megatron.core import tensor_parallel as tp
-    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+    from megatron.core.distributed import finalize_model_grads
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt import gpt_layer_specs as specs
-    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-    from megatron.core.pipeline_parallel import get_forward_backward_func
     from megatron.core.transformer import TransformerConfig
 
     distributed_optimizer = settings.pop("distributed_optimizer", False)
@@ -43,13 +42,19 @@ def train(
     )
     tp.model_parallel_cuda_manual_seed(1)
     config = TransformerConfig(
-        num_layers=LAYERS, hidden_size=HIDDEN, num_attention_heads=HEADS, tensor_model_parallel_size=tensor_parallel,
+        num_layers=len(pattern) or LAYERS, hidden_size=HIDDEN, num_attention_heads=HEADS, tensor_model_parallel_size=tensor_parallel,
         pipeline_model_parallel_size=pipeline_parallel, context_parallel_size=context_parallel, bf16=True, params_dtype=torch.bfloat16, pipeline_dtype=torch.bfloat16,
         bias_activation_fusion=not experts, bias_dropout_fusion=True, gradient_accumulation_fusion=False, persist_layer_norm=engine,
         finalize_model_grads_func=finalize_model_grads, num_moe_experts=experts or None, expert_model_parallel_size=expert_parallel,
         add_bias_linear=not experts, moe_token_dispatcher_type="alltoall", moe_router_load_balancing_type="none",
         **settings,
     )  # fmt: skip
+    if pattern:
+        from megatron.core.models.mamba import MambaModel
+        from megatron.core.models.mamba.mamba_layer_specs import mamba_stack_spec
+
+        network: Any = MambaModel(config, mamba_stack_spec, VOCABULARY, TOKENS, hybrid_override_pattern=pattern)
+        return _steps(steps, config, network.cuda().bfloat16(), distributed_optimizer, context_parallel)
     if engine:
         spec = specs.get_gpt_layer_with_transformer_engine_spec(
             num_experts=experts or None, moe_grouped_gemm=bool(experts)
@@ -61,6 +66,14 @@ def train(
         pre_process=parallel_state.is_pipeline_first_stage(), post_process=parallel_state.is_pipeline_last_stage(),
         share_embeddings_and_output_weights=False,
     ).cuda().bfloat16()  # fmt: skip
+    return _steps(steps, config, network, distributed_optimizer, context_parallel)
+
+
+def _steps(steps: int, config: Any, network: Any, distributed_optimizer: bool, context_parallel: int) -> int:
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
     ddp = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         use_distributed_optimizer=distributed_optimizer,

@@ -153,6 +153,16 @@ def test_context_parallel_ranks_pass_keys_and_values_on() -> None:
     assert calls(job, "aten::_scaled_dot_product_flash_attention") == STEPS * MICROBATCHES * LAYERS * 2
 
 
+def test_a_hybrid_of_mamba_and_attention() -> None:
+    with maya_core.emulate("h100", gpus=2, nodes=1) as job:
+        train(STEPS, pattern="M*-M", mamba_num_groups=2, mamba_state_dim=64)
+    scans = STEPS * MICROBATCHES * 2
+    assert calls(job, "mamba_ssm::chunk_scan") == scans
+    # The convolution is run once more in backward, instead of keeping what it gave.
+    assert calls(job, "mamba_ssm::causal_conv1d") == 2 * scans
+    assert job.prediction.step_time_s is not None
+
+
 def test_layers_of_torch_without_transformer_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MAYA_TRANSFORMER_ENGINE", "0")
     monkeypatch.setenv("MAYA_APEX", "0")
@@ -180,6 +190,15 @@ def test_eight_bits(recipe: str) -> None:
     # Outputs of the embedding and of the last layer stay in 16 bits: two norms quantize in a layer and microbatch.
     by_norms = passes * 2 if recipe == "delayed" else 0
     assert calls(job, "transformer_engine::layernorm_quantize") == by_norms
+
+
+@pytest.mark.parametrize(("gpu", "recipe"), [("h100", "blockwise"), ("b200", "mxfp8"), ("b200", "tensorwise")])
+def test_eight_bits_by_blocks_and_on_blackwell(gpu: str, recipe: str) -> None:
+    with maya_core.emulate(gpu, gpus=2, nodes=1) as job:
+        train(STEPS, tensor_parallel=2, sequence_parallel=True, fp8="e4m3", fp8_recipe=recipe)
+    assert calls(job, "aten::_scaled_mm") == STEPS * MICROBATCHES * LAYERS * 4 * 3
+    # Sequence-parallel ranks gather bytes. Blackwell multiplies without transposes.
+    assert bool(calls(job, "transformer_engine::fp8_transpose")) == (gpu == "h100")
 
 
 def test_weights_in_eight_bits_are_kept_twice() -> None:
@@ -214,7 +233,7 @@ def test_experts_in_eight_bits() -> None:
     assert padding.padded([1, 16, 17, 0], padding.ALIGNED) == [16, 16, 32, 0]
 
 
-@pytest.mark.parametrize(("gpu", "recipe", "why"), [("a100", "delayed", "8.9"), ("h100", "mxfp8", "not emulated")])
+@pytest.mark.parametrize(("gpu", "recipe", "why"), [("a100", "delayed", "8.9"), ("h100", "mxfp8", "capability 10")])
 def test_eight_bits_are_refused(gpu: str, recipe: str, why: str) -> None:
     with maya_core.emulate(gpu, gpus=1, nodes=1):
         with pytest.raises(maya_core.MayaError, match=why):
