@@ -144,7 +144,7 @@ def command(case: str, megatron: Path, files: Path) -> tuple[list[str], dict[str
         text = str(value).replace("\\", "")  # written for a shell
         if text.startswith("${"):  # a number of the repetition
             continue
-        words = text[1:-1].split() if text.startswith("[") else [text]  # a list of words
+        words = text.removeprefix("[").removesuffix("]").split()  # some are lists
         arguments += [name] if value is True else [name, *words]
     if family in VOCABULARY:
         kind = given.get("--tokenizer-type", "BertWordPieceLowerCase")

@@ -20,6 +20,7 @@ from maya_megatron.engine import (
     padding,
     permutation,
     precision,
+    router,
     softmax,
     weights8,
 )
@@ -98,7 +99,11 @@ EIGHT_BITS = {
     "fp8_autocast": precision.fp8_autocast,
     "fp8_model_init": precision.fp8_model_init,
 }
-ROUTER = ("fused_compute_score_for_moe_aux_loss", "fused_moe_aux_loss", "fused_topk_with_score_function")
+ROUTER = (
+    router.fused_compute_score_for_moe_aux_loss,
+    router.fused_moe_aux_loss,
+    router.fused_topk_with_score_function,
+)
 
 TRANSFORMER_ENGINE: dict[str, dict[str, Any]] = {
     "transformer_engine": {"__version__": VERSION},
@@ -160,7 +165,7 @@ TRANSFORMER_ENGINE: dict[str, dict[str, Any]] = {
         "cast_master_weights_to_fp8": weights8.cast_master_weights_to_fp8,
     },
     "transformer_engine.pytorch.ops": {name: precision.not_emulated(name) for name in OPS},
-    "transformer_engine.pytorch.router": {name: precision.not_emulated(name) for name in ROUTER},
+    "transformer_engine.pytorch.router": {function.__name__: function for function in ROUTER},
 }
 
 _SOFTMAX = {"forward": softmax.forward, "backward": softmax.backward, "get_batch_per_block": lambda sq, sk, b, np: 4}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from maya_megatron import log
-from maya_megatron.engine import attention, optimizers, padding
+from maya_megatron.engine import attention, optimizers, padding, router
 from megatron_gpt import BATCH, HIDDEN, LAYERS, TOKENS, VOCABULARY, train
 
 import maya_core
@@ -94,6 +94,16 @@ def test_permutation_of_tokens_by_fused_kernels() -> None:
     # Backward of one is the other.
     assert calls(job, "transformer_engine::permute") == calls(job, "transformer_engine::unpermute") == 2 * layers
     assert calls(job, "transformer_engine::row_id_map_pass_1") == layers
+
+
+def test_routers_as_single_kernels() -> None:
+    with maya_core.emulate("h100", gpus=4, nodes=1) as job:
+        train(STEPS, experts=4, moe_grouped_gemm=True, moe_router_fusion=True, moe_router_topk=2)
+    assert calls(job, "transformer_engine::topk_with_scores") == STEPS * MICROBATCHES * LAYERS
+    assert not calls(job, "aten::topk")
+    with maya_core.emulate("h100"):
+        _, mask = router.fused_topk_with_score_function(torch.empty(64, 8, device="cuda"), 2, *[None] * 6)
+        assert mask.sum().item() == 2 * 64
 
 
 def test_attention_copies_what_lies_in_no_known_way() -> None:
