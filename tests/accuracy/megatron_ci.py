@@ -26,7 +26,9 @@ from rich.table import Table
 TESTS = Path("tests/functional_tests/test_cases")
 GIB = 2**30
 GPUS = 8
-STEPS = 3
+GPUS_PER_NODE = {"gb200": 4}  # of its nodes; the others: all
+STEPS = 3  # and those before CUDA graphs are captured
+GRAPH_WARMUP = 3  # Megatron's default
 SCRIPTS = {  # by folder; the others: pretrain_gpt.py
     "bert": "pretrain_bert.py",
     "t5": "pretrain_t5.py",
@@ -191,10 +193,15 @@ def write_corpora(files: Path) -> None:
 def predicted(case: str, gpu: str, megatron: Path, files: Path) -> int | str:
     """Peak allocated bytes of the last rank, or what went wrong."""
     arguments, environment = command(case, megatron, files)
+    given = dict(zip(arguments, [*arguments[1:], ""], strict=True))
+    warmup = int(given.get("--cuda-graph-warmup-steps", GRAPH_WARMUP)) if "--cuda-graph-impl" in given else 0
+    steps = STEPS + warmup
     out = files / case.replace("/", "+")
     maya = [str(Path(sys.executable).parent / "maya")]
-    run = [*maya, "run", "--gpu", gpu, "--ranks", str(GPUS - 1), "--steps", str(STEPS), "--out", str(out)]
-    run += ["--json", f"{out}.json", "--", "torchrun", "--nproc-per-node", str(GPUS), *arguments]
+    run = [*maya, "run", "--gpu", gpu, "--ranks", str(GPUS - 1), "--steps", str(steps), "--out", str(out)]
+    node = GPUS_PER_NODE.get(gpu, GPUS)
+    run += ["--json", f"{out}.json", "--", "torchrun", "--nnodes", str(GPUS // node), "--nproc-per-node", str(node)]
+    run += arguments
     done = subprocess.run(
         run, cwd=megatron, env={**os.environ, **environment}, capture_output=True, text=True, timeout=1200
     )
@@ -210,7 +217,7 @@ def predicted(case: str, gpu: str, megatron: Path, files: Path) -> int | str:
 
 def main(
     megatron: Annotated[Path, typer.Argument(help="checkout of Megatron-LM")],
-    gpu: Annotated[str, typer.Option(help="a100 or h100")] = "a100",
+    gpu: Annotated[str, typer.Option(help="a100, h100 or gb200")] = "a100",
     every: Annotated[
         bool, typer.Option("--all", help="all tests measured on that GPU, not the choice in this file")
     ] = False,

@@ -11,6 +11,7 @@ import torch
 
 from maya_megatron.engine import (
     attention,
+    graphs,
     layers,
     linear,
     losses,
@@ -134,6 +135,13 @@ TRANSFORMER_ENGINE: dict[str, dict[str, Any]] = {
     "transformer_engine.pytorch.cpu_offload": {
         "CPUOffloadEnabled": False
     },  # which Megatron sets where it offloads itself
+    "transformer_engine.pytorch.graph": {
+        "make_graphed_callables": graphs.make_graphed_callables,
+        **dict.fromkeys(
+            ("save_fp8_tensors", "restore_fp8_tensors", "set_capture_start", "set_capture_end"), graphs.nothing
+        ),
+    },
+    "transformer_engine.pytorch.utils": {"make_weak_ref": graphs.make_weak_ref},
     "transformer_engine.pytorch.distributed": {
         "CudaRNGStatesTracker": CudaRNGStatesTracker,
         "checkpoint": checkpoint,
