@@ -103,11 +103,14 @@ def traffic(gpu: Gpu, model: str, sizes: np.ndarray) -> np.ndarray:
     """Bytes through DRAM, with what is read again."""
     total = sizes[:, READ] + sizes[:, WRITTEN]
     again = READ_AGAIN.get(model)
-    if again is None:
-        return total
+    return total if again is None else total + again * missed(gpu, sizes)
+
+
+def missed(gpu: Gpu, sizes: np.ndarray) -> np.ndarray:
+    """Bytes that come from DRAM once more if all rows are read once more."""
     row_bytes = sizes[:, READ] / np.maximum(sizes[:, ELEMENTS], 1) * sizes[:, ROW]
     crowding = row_bytes * ROWS_AT_ONCE * gpu.sms / (gpu.l2_bytes * KEPT_IN_L2)
-    return total + again * sizes[:, READ] * _from(row_bytes / KEPT_ON_SM) * _from(crowding)
+    return sizes[:, READ] * _from(row_bytes / KEPT_ON_SM) * _from(crowding)
 
 
 def _from(share: np.ndarray) -> np.ndarray:

@@ -126,7 +126,7 @@ class Predictor:
             "convolution": self._convolution,
             "recurrent": self._recurrent,
             "memory": lambda model, sizes: memory.predict(gpu, model, sizes),
-            "triton": lambda model, sizes: _at_best(memory.predict(gpu, model, sizes), Provenance.EXTRAPOLATED),
+            "triton": self._triton,
             "triton_gemm": self._triton_gemm,
             "triton_attention": self._triton_attention,
             "copy": lambda model, sizes: copies.predict(gpu, model, sizes),
@@ -220,6 +220,11 @@ class Predictor:
         found = self._products(dtype, even, batched=False)
         slower = np.array(GROUPED_SLOWER.get(self.gpu.compute_capability[0], (1.0,) * 4))[sizes[:, 4].astype(int)]
         return Durations(found.seconds * slower, np.maximum(found.provenance, Provenance.EXTRAPOLATED), found.profile, found.profiles)  # fmt: skip
+
+    def _triton(self, model: str, sizes: np.ndarray) -> Durations:
+        moved, rereads = sizes[:, :-1].copy(), sizes[:, -1]
+        moved[:, memory.READ] += rereads * memory.missed(self.gpu, moved)
+        return _at_best(memory.predict(self.gpu, model, moved), Provenance.EXTRAPOLATED)
 
     def _triton_gemm(self, dtype: str, sizes: np.ndarray) -> Durations:
         """As the libraries' product of that size, slowed by what Triton's compiler and this tile cost."""

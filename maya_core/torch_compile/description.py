@@ -14,6 +14,7 @@ import torch
 import maya_core
 from maya_core.device.kernels.triton import TritonKernel
 from maya_core.device.patches import Patches
+from maya_core.torch_compile.source import use_of
 from maya_core.torch_compile.templates import template_of
 
 KEY = "maya"  # in a kernel's inductor_meta
@@ -125,6 +126,7 @@ def kernel_of(tuner: Any, config: Any, configs: int) -> TritonKernel:
         hint=told.get("hint", ""),
         numels=told.get("numels", {}),
         atomic=bool(meta.get("atomic_add_found")),
+        rereads=use_of(tuner.fn.fn).rereads,
         config={name: value for name, value in tiles.items() if isinstance(value, int | float | str | bool)},
         warps=config.num_warps,
         stages=config.num_stages,

@@ -1,18 +1,17 @@
 """Kernels written in Triton: a launch is recorded with its name, grid and tensors, and nothing is compiled or run. Checked with triton 3.7.
 
-Which tensors a kernel reads and which it writes is read from its source: what `tl.load` and `tl.store` (and atomics) are given leads back to
-its parameters. Each is taken to be gone through once. That is right for elementwise kernels, norms, losses; a product of matrices
-(`tl.dot`) takes longer than its memory traffic, and is named as a lower bound.
+Which tensors a kernel reads and which it writes is read from its source (source.py). Each is taken to be gone through once, and once more in each
+further loop that loads it, as far as caches do not hold it; of a tensor whose addresses are loaded themselves, no more than there are others'
+elements. That is right for elementwise kernels, norms, losses, embeddings; a product of matrices (`tl.dot`) takes longer than its memory
+traffic, and is named as a lower bound.
 """
 
 from __future__ import annotations
 
-import ast
 import functools
 import inspect
-import textwrap
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -21,27 +20,7 @@ from maya_core.device.kernels.triton import NAMESPACE, TritonKernel
 from maya_core.device.patches import Patches
 from maya_core.device.rules import Rules
 from maya_core.launch.progress import say
-
-READS = (
-    "load",
-    "atomic_add",
-    "atomic_max",
-    "atomic_min",
-    "atomic_cas",
-    "atomic_xchg",
-    "atomic_and",
-    "atomic_or",
-    "atomic_xor",
-)
-WRITES = ("store", *READS[1:])
-
-
-class Use(NamedTuple):
-    """What a kernel does to its parameters, by name; and whether it multiplies matrices."""
-
-    reads: frozenset[str]
-    writes: frozenset[str]
-    multiplies: bool
+from maya_core.torch_compile.source import Use, use_of
 
 
 def put_on(rules: Rules, planner: Planner, patches: Patches) -> None:
@@ -66,11 +45,14 @@ def _launch(kernel: Any, rules: Rules, planner: Planner, *args: Any, grid: Any, 
     name = kernel.fn.__name__
     if use.multiplies:
         _say_bound(name)
-    written = [one for parameter, one in tensors.items() if parameter in use.writes or parameter not in use.reads]
-    read = [one for parameter, one in tensors.items() if parameter in use.reads]
+    written = {one: tensor for one, tensor in tensors.items() if one in use.writes or one not in use.reads}
+    read = {one: tensor for one, tensor in tensors.items() if one in use.reads}
     described = TritonKernel(
         name,
         "user",
+        nbytes=_bytes(use, read, written) if use.gathers else None,
+        atomic=use.adds,
+        rereads=use.rereads,
         config={
             one: value
             for one, value in {**_defaults(kernel.fn), **kwargs}.items()
@@ -80,9 +62,20 @@ def _launch(kernel: Any, rules: Rules, planner: Planner, *args: Any, grid: Any, 
         stages=kwargs.get("num_stages") or 0,
         lines=[f"{inspect.getsourcefile(kernel.fn)}:{kernel.fn.__code__.co_firstlineno}"],
     )
-    rules.record(NAMESPACE + name, [*read, blocks, [], planner.number_of(described)], written)
-    for one in written:
+    rules.record(NAMESPACE + name, [*read.values(), blocks, [], planner.number_of(described)], list(written.values()))
+    for one in written.values():
         rules.forget(one)
+
+
+def _bytes(use: Use, *tables: dict[str, torch.Tensor]) -> int:
+    """What is read and written where addresses are looked up: of such a tensor an element for each of the largest other one, at most."""
+    others = [one.numel() for table in tables for name, one in table.items() if name not in use.gathers]
+    most = max(others, default=0)
+    return sum(
+        (min(one.numel(), most) if name in use.gathers else one.numel()) * one.element_size()
+        for table in tables
+        for name, one in table.items()
+    )
 
 
 def _defaults(function: Any) -> dict[str, Any]:
@@ -107,44 +100,3 @@ def _first_configuration(tuner: Any, *args: Any, **kwargs: Any) -> Any:
     launched = tuner.fn.run(*args, **kwargs, **config.all_kwargs())
     tuner.nargs = None
     return launched
-
-
-@functools.cache
-def use_of(function: Any) -> Use:
-    """Follows names from parameters through assignments to loads and stores."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, SyntaxError, TypeError):
-        return Use(frozenset(), frozenset(), False)
-    parameters = set(inspect.signature(function).parameters)
-    comes_from: dict[str, set[str]] = {name: {name} for name in parameters}
-    reads: set[str] = set()
-    writes: set[str] = set()
-    multiplies = False
-
-    def sources(node: ast.AST) -> set[str]:
-        names = (one.id for one in ast.walk(node) if isinstance(one, ast.Name))
-        return set().union(*(comes_from.get(name, set()) for name in names))
-
-    for _ in range(2):  # a pointer that is moved in a loop is used before the line that moves it
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and node.value is not None:
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                for name in (one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)):
-                    # What was loaded is a number, and no longer an address.
-                    comes_from.setdefault(name, set()).update(
-                        set() if _calls(node.value, READS) else sources(node.value)
-                    )
-            elif isinstance(node, ast.Call) and node.args:
-                reads |= sources(node.args[0]) if _named(node, READS) else set()
-                writes |= sources(node.args[0]) if _named(node, WRITES) else set()
-                multiplies = multiplies or _named(node, ("dot", "dot_scaled"))
-    return Use(frozenset(reads & parameters), frozenset(writes & parameters), multiplies)
-
-
-def _named(call: ast.Call, names: tuple[str, ...]) -> bool:
-    return getattr(call.func, "attr", getattr(call.func, "id", "")) in names
-
-
-def _calls(node: ast.AST, names: tuple[str, ...]) -> bool:
-    return any(isinstance(one, ast.Call) and _named(one, names) for one in ast.walk(node))

@@ -11,7 +11,7 @@ import triton.language as tl
 import maya_core
 from maya_core.hardware.catalog import find_gpu
 from maya_core.predictor.predict import Predictor
-from maya_core.torch_compile.user_kernels import use_of
+from maya_core.torch_compile.source import use_of
 
 
 @triton.jit
@@ -86,3 +86,59 @@ def test_a_launch_is_a_kernel_of_the_trace() -> None:
     # Three tensors of 4 MiB at 3.35 TB/s are 3.8 us.
     seconds = Predictor(find_gpu("h100")).ops([added]).seconds[0]
     assert 3.7e-6 < seconds < 12e-6
+
+
+@triton.jit
+def embedding_kernel(table_ptr, ids_ptr, out_ptr, width, BLOCK: tl.constexpr):
+    columns = tl.arange(0, BLOCK)
+    row = tl.load(ids_ptr + tl.program_id(0))
+    tl.store(out_ptr + tl.program_id(0) * width + columns, tl.load(table_ptr + row * width + columns))
+
+
+@triton.jit
+def scatter_kernel(grad_ptr, ids_ptr, table_ptr, width, BLOCK: tl.constexpr):
+    columns = tl.arange(0, BLOCK)
+    row = tl.load(ids_ptr + tl.program_id(0))
+    tl.atomic_add(table_ptr + row * width + columns, tl.load(grad_ptr + tl.program_id(0) * width + columns))
+
+
+@triton.jit
+def softmax_kernel(x_ptr, out_ptr, width, BLOCK: tl.constexpr):
+    """Its rows are gone through twice."""
+    x_ptr += tl.program_id(0) * width
+    total = 0.0
+    for start in range(0, width, BLOCK):
+        total += tl.sum(tl.exp(tl.load(x_ptr + start + tl.arange(0, BLOCK))))
+    for start in range(0, width, BLOCK):
+        value = tl.exp(tl.load(x_ptr + start + tl.arange(0, BLOCK)))
+        tl.store(out_ptr + tl.program_id(0) * width + start + tl.arange(0, BLOCK), value / total)
+
+
+def test_addresses_that_are_looked_up_and_rows_that_are_read_again() -> None:
+    assert use_of(embedding_kernel.fn).gathers == {"table_ptr"} and not use_of(embedding_kernel.fn).adds
+    assert use_of(scatter_kernel.fn).gathers == {"table_ptr"} and use_of(scatter_kernel.fn).adds
+    assert (use_of(softmax_kernel.fn).rereads, use_of(softmax_kernel.fn).gathers) == (1, set())
+    assert use_of(add_kernel.fn)[2:] == (set(), False, False, 0)
+
+
+def seconds(kernel: Any, programs: int, *tensors: torch.Size) -> float:
+    with maya_core.emulate("a100") as job:
+        given = [torch.empty(one, device="cuda", dtype=torch.long if len(one) == 1 else None) for one in tensors]
+        kernel[(programs,)](*given, tensors[-1][1], BLOCK=1024)
+    (signature,) = [one for one in job.trace.signatures if one.op.startswith("triton::")]
+    return float(Predictor(find_gpu("a100")).ops([signature]).seconds[0])
+
+
+def test_of_a_table_only_what_is_looked_up_is_read() -> None:
+    ids, out = torch.Size([16384]), torch.Size([16384, 1024])
+    small, large = (seconds(embedding_kernel, 16384, torch.Size([rows, 1024]), ids, out) for rows in (16384, 131072))
+    assert small == large
+    assert small < seconds(embedding_kernel, 16384, out, ids, torch.Size([131072, 1024]))
+
+
+def test_rows_that_caches_hold_are_read_once() -> None:
+    """As many bytes in short rows and in long ones, of which an A100's second level holds two for each SM, or does not."""
+    short, long = (
+        seconds(softmax_kernel, 2**28 // width, *[torch.Size([2**28 // width, width])] * 2) for width in (8192, 131072)
+    )
+    assert 1.4 < long / short < 1.6

@@ -26,6 +26,7 @@ class TritonKernel:
     hint: str = ""  # of a reduction: INNER along what lies packed in memory, OUTER across it
     numels: dict[str, int] = field(default_factory=dict)  # x, y, z, r0_, r1_
     atomic: bool = False
+    rereads: int = 0  # how often its rows are gone through again, in loops after the first
     config: dict[str, Any] = field(default_factory=dict)  # XBLOCK, R0_BLOCK, BLOCK_M, ...
     warps: int = 0
     stages: int = 0

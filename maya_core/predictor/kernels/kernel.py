@@ -22,7 +22,7 @@ class Kernel(NamedTuple):
     | convolution | dtype | direction (0 forward, 1 input's gradient, 2 weight's), batch, channels in, out, groups, input pixels, output pixels, kernel volume, channels last, stride product |
     | recurrent | dtype | direction (0 forward, 1 backward), gates, layers, directions, steps, batch, input, hidden, item bytes |
     | memory | pattern | bytes read, bytes written, elements, row length (0: no rows) |
-    | triton | pattern | as memory: what inductor counts |
+    | triton | pattern | as memory, with what inductor counts; then how often rows are read again |
     | triton_gemm | dtype | as gemm; then tile m, n, k, warps, stages, bytes with what is fused |
     | triton_attention | as attention | as attention, then the share of blocks that a mask leaves |
     | copy | h2d, d2h, d2d | bytes |

@@ -1,8 +1,8 @@
 """Kernels written in Triton: by the bytes their author counts, in the pattern they move them; products and attention of templates as such.
 
-No kernel of inductor's was measured: patterns are ATen's, and what is said is extrapolated. The patterns that are bound by how ATen wrote
-them (norms and softmaxes read rows a block at a time) are not used for them: a generated row reduction keeps its row on the chip and is bound
-by memory.
+None of them was fitted to: patterns are ATen's, and what is said is extrapolated (tests/accuracy/triton_kernels.py compares with Liger's
+measurements). The patterns that are bound by how ATen wrote them (norms and softmaxes read rows a block at a time) are not used for them: a
+generated row reduction keeps its row on the chip, or reads it again, and is bound by memory.
 """
 
 from __future__ import annotations
@@ -27,16 +27,22 @@ def triton(signature: Signature) -> list[Kernel]:
         return [_template(kernel, tensors)]
     given = signature.arguments[-2] if len(signature.arguments) > 1 else []
     numels = _numels(kernel, given if isinstance(given, list) else [])
-    elements = math.prod(numels.values()) or max((one.numel for one in tensors), default=1)
+    elements = math.prod(numels.values()) if numels else max((one.numel for one in tensors), default=1)
     touched = sum(moved(one) for one in tensors)
     if kernel.nbytes is None:
         total = float(touched)
     else:
-        hinted = math.prod(kernel.numels.values()) or elements
-        total = kernel.nbytes * elements / hinted
-    written = min(total, float(sum(moved(one) for one in signature.outputs if isinstance(one, Tensor))))
-    row = math.prod(size for axis, size in numels.items() if axis.startswith("r"))
-    return [Kernel(FAMILY, pattern(kernel), (total - written, written, elements, row if kernel.reductions else 0))]
+        hinted = math.prod(kernel.numels.values()) if kernel.numels else elements
+        total = kernel.nbytes * elements / max(1, hinted)
+    outputs = [one for one in signature.outputs if isinstance(one, Tensor)]
+    if kernel.atomic and kernel.numels and outputs:
+        # Counted are the rows that are there, but each addition reads and writes one, however many go to the same.
+        total = max(total, 3.0 * elements * outputs[0].itemsize)
+    written = min(total, float(sum(map(moved, outputs))))
+    row = math.prod(size for axis, size in numels.items() if axis.startswith("r")) if kernel.reductions else 0
+    if kernel.kind == "user" and kernel.rereads:  # a program goes through its share
+        row = elements // max(1, math.prod(signature.arguments[-3]))
+    return [Kernel(FAMILY, pattern(kernel), (total - written, written, elements, row, kernel.rereads))]
 
 
 def _numels(kernel: TritonKernel, given: list[int]) -> dict[str, int]:
