@@ -45,7 +45,7 @@ bench-predictor: $(INSTALLED)
 
 accuracy: $(INSTALLED)
 	@test -n "$(DATA)" || { echo "make accuracy DATA=folder: the measurements to hold predictions against (docs/predictor.md)"; exit 2; }
-	$(BIN)/python tests/accuracy/predictor.py "$(DATA)"
+	$(BIN)/python tests/accuracy/held_out.py "$(DATA)"
 	$(BIN)/python tests/accuracy/published_runs.py "$(DATA)"
 
 accuracy-megatron: $(INSTALLED)

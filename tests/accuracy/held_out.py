@@ -1,4 +1,4 @@
-"""How far off predicted durations are on measurements that the fit did not see: python tests/accuracy/predictor.py DATA
+"""How far off predicted durations are on measurements that the fit did not see: python tests/accuracy/held_out.py DATA
 
 Every family is fitted again without a part of its rows (shapes, models, whole clusters, the largest tenth), and asked for
 that part. Beside it, on the same rows: a plain roofline of the data sheet, and torch's own estimator (RuntimeEstimator,
