@@ -100,6 +100,19 @@ CASES = (
     "bert/bert_mcore_tp2_pp2_local_spec",
     "t5/t5_mcore_te_tp2_pp1_vp1_sequence_parallel",
     "t5/t5_11b_mcore_tp4_pp1",
+    # FP8, CUDA graphs, multi-token prediction, hybrids, images, Megatron-FSDP
+    "gpt/gpt3_weekly_dgx_h100_mcore_tp4_cp2_current_scaling_native_fp8_tp_sp_cp_tp_overlap",
+    "gpt/gpt3_mcore_te_tp2_zp_z3_resume_fsdp_dtensor",
+    "moe/gpt3_mcore_te_tp2_pp2_ep4_etp1_memory_speed",
+    "moe/gpt3_mcore_te_tp2_pp2_ep4_etp1_selective_recompute_experimental",
+    "moe/gpt3_mcore_te_tp2_pp2_ep4_etp1_mtp_resume_torch_dist_fp8",
+    "moe/gpt3_mcore_te_tp2_pp2_ep4_etp1_resume_torch_dist_attn_cudagraph",
+    "moe/gpt3_moe_mcore_te_tp4_ep2_etp2_pp2_scoped_cudagraph",
+    "moe/gpt3_mcore_te_tp2_pp1_te_a2a_ovlp_8experts_etp1_ep4",
+    "hybrid/hybrid_mr_mcore_te_tp1_pp1_cp1_dgx_a100_1N8G",
+    "hybrid/hybrid_mr_mcore_te_tp2_pp1_cp1_dgx_a100_1N8G",
+    "hybrid/hybrid_mr_mcore_te_tp2_pp1_cp4_dgx_a100_1N8G",
+    "multimodal-llava/multimodal_llava_mcore_te_tp1_pp1",
 )
 # Arguments about files, logs and checkpoints; what a test is resumed from; the tokenizer, which is replaced.
 LEFT_OUT = (

@@ -9,6 +9,7 @@ import torch
 
 from maya_core.errors import MayaError
 from maya_core.launch.emulation import Emulation
+from maya_core.trace.schema import Category
 
 NAMESPACE = "transformer_engine"
 # get_cublas_workspace_size_bytes in pytorch/module/base.py
@@ -22,6 +23,7 @@ class Device:
 
     def __init__(self, emulation: Emulation) -> None:
         self.rules = emulation.device.rules
+        self._native = emulation.device.native
         capability = emulation.device.gpu.compute_capability
         self.workspace_bytes = HOPPER_WORKSPACE if capability[0] >= 9 else OTHER_WORKSPACE
         self.has_eight_bits = capability >= (8, 9)
@@ -43,6 +45,10 @@ class Device:
         if which not in self._workspaces:
             size = self.workspace_bytes
             self._workspaces[which] = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(count)]
+
+    def are_parameters(self, *tensors: Any) -> None:
+        """In what a report says of memory: copies of weights in eight bits, which no module has among its parameters."""
+        self._native.label([one for one in tensors if one is not None], Category.PARAMETERS)
 
     def dummy_gradient(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         """In place of a gradient that was added to `main_grad`: one for each shape, kept."""

@@ -54,6 +54,7 @@ def weight_of(layer: Any, name: str, weight: Any, quantizer: Quantizer, first: b
         found = quantizer(weight, columns)
         if first is not None:
             kept[name] = found
+            device().are_parameters(found.rows, found.columns)
     elif first is None or first:
         quantizer.fill(found, weight)
     return found

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from maya_megatron.engine.device import launch
+from maya_megatron.engine.device import device, launch
 from maya_megatron.engine.quantized import Quantized, Quantizer
 
 aten = torch.ops.aten
@@ -107,9 +107,9 @@ LIKE = {
 def as_parameter(parameter: torch.nn.Parameter, quantizer: Quantizer) -> torch.nn.Parameter:
     """The same in eight bits, with the attributes that it has."""
     with torch.no_grad():
-        made = torch.nn.Parameter(
-            QuantizedTensor(quantizer(parameter.detach(), columns=True), quantizer, parameter.dtype)
-        )
+        eight = quantizer(parameter.detach(), columns=True)
+        device().are_parameters(eight.rows, eight.columns)
+        made = torch.nn.Parameter(QuantizedTensor(eight, quantizer, parameter.dtype))
     vars(made).update({name: value for name, value in vars(parameter).items() if name not in vars(made)})
     return made
 
@@ -118,6 +118,7 @@ def replace_raw_data(tensor: QuantizedTensor, new: torch.Tensor) -> None:
     """Its bytes move to where Megatron wants them."""
     new.copy_(tensor.eight.rows.view(new.dtype))
     tensor.eight.rows = new.view(tensor.quantizer.dtype)
+    device().are_parameters(new)
 
 
 def cast_master_weights_to_fp8(

@@ -232,13 +232,16 @@ def test_eight_bits_by_blocks_and_on_blackwell(gpu: str, recipe: str) -> None:
 
 
 def test_weights_in_eight_bits_are_kept_twice() -> None:
-    peaks = {}
+    peaks, parameters = {}, {}
     for settings in ({}, {"fp8": "hybrid", "fp8_recipe": "tensorwise"}):
-        with maya_core.emulate("h100", gpus=2, nodes=1):
+        with maya_core.emulate("h100", gpus=2, nodes=1) as job:
             train(1, **settings)
             peaks[bool(settings)] = torch.cuda.memory_allocated()
+        parameters[bool(settings)] = job.prediction.memory.ranks[0].by_category_bytes["parameters"]
     # As they are, and transposed
-    assert peaks[True] - peaks[False] == pytest.approx(2 * LAYERS * 12 * HIDDEN**2, rel=0.05)
+    wanted = pytest.approx(2 * LAYERS * 12 * HIDDEN**2, rel=0.05)
+    assert peaks[True] - peaks[False] == wanted
+    assert parameters[True] - parameters[False] == wanted
 
 
 def test_parameters_in_eight_bits() -> None:
