@@ -80,6 +80,7 @@ CASES = (
     # Measured on other GPUs than A100, too.
     "gpt/gpt3_7b_tp4_pp1_memory_speed",
     "gpt/gpt3_7b_tp1_pp4_memory_speed",
+    "gpt/gpt3_mcore_reruns_resume_check_grads",
     "gpt/gpt3_mcore_te_tp1_pp1_resume_torch_dist_uniform_full_recompute",
     "gpt/gpt3_mcore_te_tp1_pp2_resume_torch_dist_rope_embeddings",
     "gpt/gpt3_mcore_te_tp1_pp4_resume_torch_dist_swiglu",
@@ -121,6 +122,8 @@ LEFT_OUT = (
     "--save-retain-interval", "--data-cache-path", "--async-save", "--use-persistent-ckpt-worker", "--exit-interval",
     "--distributed-timeout-minutes", "--no-mmap-bin-files", "--auto-detect-ckpt-format", "--timing-log-level", "--dist-ckpt-strictness",
     "--dist-ckpt-optim-fully-reshardable", "--async-strategy", "--use-checkpoint-args", "--mock-data", "--tokenizer-model",
+    "--fim-data", "--fim-rate", "--fim-spm-rate", "--fim-split-sample", "--fim-fragment-rate", "--fim-no-prefix",
+    "--fim-prefix-token", "--fim-middle-token", "--fim-suffix-token", "--fim-pad-token", "--fim-eod-token",
 )  # fmt: skip
 
 
@@ -203,17 +206,24 @@ def write_corpora(files: Path) -> None:
             index.write((np.arange(documents + 1, dtype=np.int64) * sentences).tobytes())
 
 
+def gpus_of(case: str, megatron: Path) -> int:
+    config = yaml.safe_load((megatron / TESTS / case / "model_config.yaml").read_text())
+    said = (config.get("MODEL_ENV_VARS") or {}).get("MODEL_ARGS") or {}
+    return int(said.get("GPUS_PER_NODE", GPUS))
+
+
 def predicted(case: str, gpu: str, megatron: Path, files: Path) -> int | str:
     """Peak allocated bytes of the last rank, or what went wrong."""
     arguments, environment = command(case, megatron, files)
     given = dict(zip(arguments, [*arguments[1:], ""], strict=True))
     warmup = int(given.get("--cuda-graph-warmup-steps", GRAPH_WARMUP)) if "--cuda-graph-impl" in given else 0
     steps = STEPS + warmup
+    gpus = gpus_of(case, megatron)
+    node = min(gpus, GPUS_PER_NODE.get(gpu, gpus))
     out = files / case.replace("/", "+")
     maya = [str(Path(sys.executable).parent / "maya")]
-    run = [*maya, "run", "--gpu", gpu, "--ranks", str(GPUS - 1), "--steps", str(steps), "--out", str(out)]
-    node = GPUS_PER_NODE.get(gpu, GPUS)
-    run += ["--json", f"{out}.json", "--", "torchrun", "--nnodes", str(GPUS // node), "--nproc-per-node", str(node)]
+    run = [*maya, "run", "--gpu", gpu, "--ranks", str(gpus - 1), "--steps", str(steps), "--out", str(out)]
+    run += ["--json", f"{out}.json", "--", "torchrun", "--nnodes", str(gpus // node), "--nproc-per-node", str(node)]
     run += arguments
     done = subprocess.run(
         run, cwd=megatron, env={**os.environ, **environment}, capture_output=True, text=True, timeout=1200
@@ -225,7 +235,7 @@ def predicted(case: str, gpu: str, megatron: Path, files: Path) -> int | str:
         ]
         return said[-1] if said else f"exit code {done.returncode}"
     ranks: list[dict[str, Any]] = json.loads(Path(f"{out}.json").read_text())["memory"]["ranks"]
-    return int(next(rank["peak_allocated_bytes"] for rank in ranks if rank["rank"] == GPUS - 1))
+    return int(next(rank["peak_allocated_bytes"] for rank in ranks if rank["rank"] == gpus - 1))
 
 
 def main(

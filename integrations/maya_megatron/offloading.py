@@ -1,0 +1,33 @@
+"""Activations that Megatron offloads to the host (--fine-grained-activation-offloading): here all go to the same place. What is written there has
+no meaning, and as much memory as the hosts of the GPUs have is not on every machine. Copies are recorded as they are. Checked with
+megatron-core 0.16.1."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from maya_core.launch.emulation import Emulation
+
+
+def put_on(emulation: Emulation) -> None:
+    patches = emulation.device.patches
+    shared: list[torch.Tensor] = []
+
+    def room(size: int) -> torch.Tensor:
+        if not shared or shared[0].numel() < size:
+            shared[:] = [torch.empty(size, dtype=torch.uint8, pin_memory=True)]
+        return shared[0][:size]
+
+    def offload(self: Any, src_tensor: torch.Tensor, pin_memory: bool = True, use_cpu_pool: bool = True) -> Any:
+        source = src_tensor.contiguous()
+        on_host = room(source.nbytes).view(source.dtype).view(source.shape)
+        on_host.copy_(source, non_blocking=pin_memory)
+        return source.device, on_host, False  # not of the pool
+
+    def offloading(module: ModuleType) -> None:
+        patches.set(module.ChunkOffloadHandler, "offload", offload)
+
+    patches.when_imported("megatron.core.pipeline_parallel.fine_grained_activation_offload", offloading)
