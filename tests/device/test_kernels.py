@@ -8,6 +8,7 @@ import pytest
 
 from maya_core.device.kernels import Call, Planner, Tensor, Work
 from maya_core.device.kernels.call import BLAS_WORKSPACE, FREE, OUTPUT, STORAGE, TEMPORARY, packed
+from maya_core.device.kernels.flops import flops
 from maya_core.device.kernels.iterator import pointwise_launches
 from maya_core.device.kernels.multi_tensor import launches
 from maya_core.hardware.catalog import find_gpu
@@ -100,6 +101,21 @@ def test_a_bias_row_costs_no_kernel_and_another_does() -> None:
     assert work("addmm", [t(64, 64)], self=t(64, 64), mat1=x, mat2=w, beta=1, alpha=1).launches == 2
     assert work("addmm", [t(64, 64)], self=t(64, 64), mat1=x, mat2=w, beta=0, alpha=1).launches == 1
     assert work("addmm", [t(1, 64)], self=t(64), mat1=t(1, 1000), mat2=w, beta=1, alpha=1).launches == 1
+
+
+def test_products_into_a_tensor_that_is_given() -> None:
+    """As compiled code has them. What real CUDA torch launches for these."""
+    x, w, bias = t(64, 32), t(32, 48), t(48)
+    apart = t(64, 48, strides=(96, 2))
+    assert work("mm.out", [t(64, 48)], self=x, mat2=w, out=t(64, 48)).launches == 1
+    assert work("mm.out", [apart], self=x, mat2=w, out=apart).launches == 3
+    given = {"self": bias, "mat1": x, "mat2": w, "beta": 1, "alpha": 1}
+    assert work("addmm.out", [t(64, 48)], **given, out=t(64, 48)).launches == 1
+    assert work("addmm.out", [apart], **given, out=apart).launches == 4
+    batch = t(4, 64, 32, strides=(1, 128, 4))
+    assert work("bmm.out", [t(4, 64, 48)], self=batch, mat2=t(4, 32, 48), out=t(4, 64, 48)).launches == 2
+    call = Call("aten::addmm.out", [*given, "out"], [*given.values(), t(64, 48)], [t(64, 48)], 132, 2048, 90)
+    assert flops(call) == 2 * 64 * 32 * 48
 
 
 def test_matrices_blas_cannot_read_are_copied() -> None:

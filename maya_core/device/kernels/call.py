@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -118,7 +119,9 @@ class Call:
 
     @property
     def inputs(self) -> list[Tensor]:
-        return [tensor for argument in self.arguments for tensor in tensors_in(argument)]
+        """Every tensor given, but for those given to be written (`out=`)."""
+        named = itertools.zip_longest(self.names, self.arguments)
+        return [tensor for name, argument in named if name != "out" for tensor in tensors_in(argument)]
 
     @property
     def results(self) -> list[Tensor]:

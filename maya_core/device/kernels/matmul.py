@@ -37,6 +37,10 @@ def matmul(call: Call) -> Work:
         if not _blas_reads(matrix):
             work.temporary(matrix.nbytes)
             work.launches += 1
+    given = call.get("out")
+    if given is not None and not _blas_reads(given):  # worked on in a copy, and copied back
+        work.temporary(given.nbytes)
+        work.launches += 2
     return work.blas()
 
 
@@ -44,7 +48,7 @@ def _bias_in_epilogue(call: Call) -> bool:
     bias, first, second = call.inputs[:3]
     if call.name != "addmm" or len(bias.sizes) != 1 or not bias.is_contiguous or call.get("beta", 1) != 1:
         return False
-    if bias.sizes[0] != second.sizes[1] or min(second.sizes) <= 1:
+    if bias.sizes[0] != second.sizes[1] or min(second.sizes) <= 1 or not call.results[0].is_contiguous:
         return False
     return all(t.dtype in EPILOGUE_DTYPES for t in (first, second))
 
