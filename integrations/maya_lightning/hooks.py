@@ -47,7 +47,7 @@ def put_on(emulation: Emulation) -> None:
             patches.when_imported(module, functools.partial(_connect, emulation, name))
         patches.when_imported(f"{fabric}.cli", functools.partial(_fabric_run, emulation))
         patches.when_imported(f"{fabric}.plugins.io.torch_io", functools.partial(_no_weights, emulation))
-        patches.when_imported(f"{fabric}.fabric", functools.partial(_no_logs, patches))
+        patches.when_imported(f"{fabric}.fabric", functools.partial(_fabric, emulation))
         patches.when_imported(f"{trainer}.trainer.trainer", functools.partial(_fit, emulation))
         for module, name in QUIET.items():
             patches.when_imported(f"{trainer}.{module}", functools.partial(_hush, patches, name))
@@ -85,7 +85,17 @@ def _no_weights(emulation: Emulation, module: ModuleType) -> None:
     emulation.device.patches.set(module, "_atomic_save", save)
 
 
-def _no_logs(patches: Patches, module: ModuleType) -> None:
+def _fabric(emulation: Emulation, module: ModuleType) -> None:
+    """Logs are not written, nor are weights that were trained; to gather them would only be in the time of a step."""
+    patches, original = emulation.device.patches, module.Fabric.save
+
+    @functools.wraps(original)
+    def save(self: Any, path: Any, state: Any, filter: Any = None) -> None:
+        if not emulation.steps.begun:  # made by the program, and perhaps read again
+            return original(self, path, state, filter)
+        emulation.checkpoints.leave_out("fabric.save writes nothing", path, all_ranks=True)
+
+    patches.set(module.Fabric, "save", save)
     for name in ("log", "log_dict"):
         patches.set(module.Fabric, name, _nothing)
 

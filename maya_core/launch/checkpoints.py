@@ -78,8 +78,8 @@ class Checkpoints:
 
         return load
 
-    def leave_out(self, what: str, where: Any) -> None:
-        self.say(what, where)
+    def leave_out(self, what: str, where: Any, all_ranks: bool = False) -> None:
+        self.say(what, where, all_ranks)
         if isinstance(where, (str, os.PathLike)):
             self._unwritten.add(os.path.abspath(where))
 

@@ -76,6 +76,8 @@ class EmulatedTarget:
 def _idle_while(original: Callable[..., None], link: Link) -> Callable[..., None]:
     @functools.wraps(original)
     def join(self: Any, timeout: float | None = None) -> None:
+        if self.daemon:  # a data loader's worker: no rank, and what it is waited for comes by itself
+            return original(self, timeout)
         link.idle(True)
         try:
             original(self, timeout)

@@ -1,12 +1,14 @@
 """Dynamo sees torch as it would on a GPU.
 
 Maya notes modules by a `nn.Module.__call__` of its own and optimizer steps by torch's hooks. Traced, both would end up in graphs and
-guards: modules are called through torch's own while dynamo traces, and hooks are not traced.
+guards: modules are called through torch's own while dynamo traces, and hooks are not traced. Where a graph breaks, dynamo goes on
+with each function that is called next: Maya's own are none of the program's.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -14,8 +16,10 @@ from typing import Any
 from torch import nn
 from torch.optim import optimizer as torch_optimizer
 
+import maya_core
 from maya_core.device.patches import Patches
 
+FOLDER = os.path.dirname(maya_core.__file__) + os.sep
 OURS = "an optimizer's step is noted"  # the reason of graph breaks that a GPU would not see
 
 
@@ -36,6 +40,15 @@ def put_on(module_call: Any, patches: Patches) -> None:
 
     def tracing(module: ModuleType) -> None:
         patches.set(module, "_compile", with_torchs_call(module._compile))
+        original, skip = module.CatchErrorsWrapper.__call__, module.FrameAction.SKIP
+
+        @functools.wraps(original)
+        def __call__(self: Any, frame: Any, *args: Any) -> Any:
+            if frame.f_code.co_filename.startswith(FOLDER):  # nor what they call
+                return module.ConvertFrameReturn(frame_exec_strategy=module.FrameExecStrategy(skip, skip))
+            return original(self, frame, *args)
+
+        patches.set(module.CatchErrorsWrapper, "__call__", __call__)
 
     def wrapping(module: ModuleType) -> None:
         # A compiled module keeps the call of the one it was made of, and dynamo goes into it.

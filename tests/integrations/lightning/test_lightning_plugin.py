@@ -17,6 +17,7 @@ import torch
 from integrations.lightning.lightning_net import BATCH, PARAMETERS, SAMPLES, loader, net
 from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.fabric.strategies import FSDPStrategy as FabricFSDP
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, ThroughputMonitor
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
@@ -47,7 +48,8 @@ def nothing_left_behind() -> Any:
 def surroundings() -> tuple[Any, ...]:
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     watching = [finder for finder in sys.meta_path if type(finder).__module__.startswith("maya")]
-    return (*sorted(environment.items()), sys.excepthook, torch.get_num_threads(), watching)
+    linear = torch.nn.functional.linear  # which ZeRO-3 replaces
+    return (*sorted(environment.items()), sys.excepthook, torch.get_num_threads(), watching, linear)
 
 
 def classes_of(package: ModuleType) -> dict[str, Any]:
@@ -238,6 +240,33 @@ def test_fabric_in_a_block() -> None:
         list(fabric_steps(Fabric(strategy="ddp", precision="bf16-mixed", plugins=[emulator])))
     assert emulator.prediction.world.size == 4
     assert emulator.prediction.trace.steps == 3
+
+
+class Layers(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_compiled_layers_that_fsdp_shards() -> None:
+    """FSDP breaks the graph around each layer, and dynamo goes on with whatever is called next: Maya's functions are none of it."""
+    with MayaEmulator("a100", gpus_per_node=4) as emulator:
+        fabric = Fabric(strategy=FabricFSDP(auto_wrap_policy={torch.nn.Linear}), plugins=[emulator])
+        fabric.launch()
+        model = fabric.setup_module(torch.compile(Layers()))
+        optimizer = fabric.setup_optimizers(torch.optim.SGD(model.parameters(), 0.1))
+        while True:
+            fabric.backward(model(torch.ones(8, 64, device=fabric.device)).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+    told = [caveat for caveat in emulator.prediction.caveats if "torch.compile" in caveat]
+    assert any("torch/distributed/fsdp" in caveat for caveat in told)
+    assert not [caveat for caveat in told if "maya" in caveat or "device/face" in caveat]
 
 
 @pytest.mark.parametrize("package", ["lightning.fabric", "lightning_fabric"])
