@@ -31,7 +31,7 @@ def put_on(emulation: Emulation) -> None:
     patches.when_imported("transformers.trainer", trainer)
 
 
-def _noting_iter(original: Callable[..., Any], record: DataRecord, size: Callable[[Any], Size]) -> Callable[..., Any]:
+def _noting_iter(original: Callable[..., Any], record: DataRecord, size: Callable[..., Size]) -> Callable[..., Any]:
     @functools.wraps(original)
     def __iter__(self: Any) -> Iterator[Any]:
         batches = original(self)
@@ -40,7 +40,7 @@ def _noting_iter(original: Callable[..., Any], record: DataRecord, size: Callabl
                 batch = next(batches, _END)
             if batch is _END:
                 return
-            record.note(self, [size(batch)], length_of(self), _replicas(self))
+            record.note(self, [size(batch, _drawn(self))], length_of(self), _replicas(self))
             yield batch
 
     return __iter__
@@ -49,7 +49,7 @@ def _noting_iter(original: Callable[..., Any], record: DataRecord, size: Callabl
 _END = object()
 
 
-def _noting_step(original: Callable[..., Any], record: DataRecord, size: Callable[[Any], Size]) -> Callable[..., Any]:
+def _noting_step(original: Callable[..., Any], record: DataRecord, size: Callable[..., Size]) -> Callable[..., Any]:
     """Trainer takes the batches of a whole step, gradient accumulation included, before it trains on the first."""
 
     @functools.wraps(original)
@@ -57,7 +57,8 @@ def _noting_step(original: Callable[..., Any], record: DataRecord, size: Callabl
         with record.within():
             taken = original(self, *args, **kwargs)
         loader = self.callback_handler.train_dataloader
-        record.note(loader, [size(batch) for batch in taken[0]], length_of(loader), _replicas(loader))
+        sizes = [size(batch, _drawn(loader)) for batch in taken[0]]
+        record.note(loader, sizes, length_of(loader), _replicas(loader))
         return taken
 
     return get_batch_samples
@@ -73,16 +74,28 @@ def _replicas(loader: Any) -> int | None:
     return None
 
 
-def batch_size(native: ModuleType, batch: Any) -> Size:
-    """Tokens are what the GPU works on, padding included. Of sequences laid end to end each is a sample."""
+def _drawn(loader: Any) -> int | None:
+    """Of how many examples accelerate makes a batch of this rank's."""
+    sampler: Any = getattr(loader, "batch_sampler", None)
+    found = getattr(sampler, "batch_size", None)
+    if not isinstance(found, int):
+        return None
+    return found // sampler.num_processes if getattr(sampler, "split_batches", False) else found
+
+
+def batch_size(native: ModuleType, batch: Any, drawn: int | None = None) -> Size:
+    """Tokens are what the GPU works on, padding included. Of sequences laid end to end each is a sample; rows that a collator
+    makes of one example (TRL's of preferences: the chosen text, the rejected one) are one together."""
     ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
     if not isinstance(ids, torch.Tensor) or ids.dim() < 2:
         try:
             return size_of(batch)
         except Exception:  # a batch of the user's own kind: nothing of theirs may fail for our counting
             return 0, 0
-    samples = _sequences(native, batch) if ids.shape[0] == 1 else ids.shape[0]
-    return samples, ids.numel()
+    rows = int(ids.shape[0])
+    if rows == 1:
+        return _sequences(native, batch), ids.numel()
+    return drawn if drawn and rows % drawn == 0 else rows, ids.numel()
 
 
 def _sequences(native: ModuleType, batch: Mapping[str, Any]) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from maya_core.launch.emulation import Emulation
-from maya_core.launch.progress import say
+from maya_huggingface.left_out import Saying
 
 aten = torch.ops.aten
 UTILITIES = "transformers.modeling_flash_attention_utils"
@@ -53,6 +53,7 @@ def put_on(emulation: Emulation) -> None:
 
 def _stand_in(emulation: Emulation, utilities: ModuleType) -> None:
     patches, native, original = emulation.device.patches, emulation.device.native, utilities._lazy_imports
+    say = Saying()
     for name in LOADED:
         patches.set(utilities, name, None)
     for version in VERSIONS:
@@ -62,7 +63,7 @@ def _stand_in(emulation: Emulation, utilities: ModuleType) -> None:
     def lazy_imports(implementation: str | None, *args: Any, **kwargs: Any) -> Any:
         if implementation not in [f"flash_attention_{version}" for version in VERSIONS]:
             return original(implementation, *args, **kwargs)
-        say(f"under emulation {implementation} is PyTorch's own flash attention: the same kernels, none of the package")
+        say(f"{implementation} is PyTorch's own flash attention: the same kernels, none of the package")
         varlen = functools.wraps(flash_attn_varlen_func)(functools.partial(flash_attn_varlen_func, native.host_value))
         return flash_attn_func, varlen, None, utilities._pad_input, utilities._unpad_input
 

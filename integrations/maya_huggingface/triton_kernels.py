@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from maya_core.launch.emulation import Emulation
-from maya_core.launch.progress import say as say_line
+from maya_huggingface.left_out import Saying
 
 
 class Launched:
@@ -46,7 +46,7 @@ def put_on(emulation: Emulation) -> None:
     patches = emulation.device.patches
 
     def stand_in(kernels: dict[str, Callable[..., None]], module: ModuleType) -> None:
-        say = functools.cache(say_line)
+        say = Saying()
         for name, function in kernels.items():
             patches.set(module, name, Launched(function, functools.partial(say, _taken_as(module))))
 
@@ -55,4 +55,4 @@ def put_on(emulation: Emulation) -> None:
 
 
 def _taken_as(module: ModuleType) -> str:
-    return f"under emulation the Triton kernels of {module.__name__} are taken as one pass over their data each"
+    return f"the Triton kernels of {module.__name__} are taken as one pass over their data each"

@@ -82,15 +82,12 @@ class DataRecord:
         samples, tokens = (sum(each) for each in zip(*sizes, strict=True))
         self._loaders[id(loader)].taken.append((self.native.event_count(), len(sizes), samples, tokens))
 
-    def by_step(self, ends: list[int], backward: np.ndarray) -> dict[str, Any]:
-        """For the trace: what was trained on between the ends of steps. `ends` and `backward` are numbers of events."""
+    def by_step(self, ends: list[int], forward: np.ndarray, backward: np.ndarray) -> dict[str, Any]:
+        """For the trace: what was trained on between the ends of steps. `ends`, `forward` and `backward` are numbers of events."""
         best: tuple[float, dict[str, Any]] = (0.0, {"steps": [], "length": None, "replicas": None})
-        every = np.sort(np.array([row[0] for one in self._loaders.values() for row in one.taken], np.int64))
-        for loader in self._loaders.values():
-            rows = np.array(loader.taken, np.int64).reshape(-1, 4)
-            # Trained on: there is a backward op before the next batch, of whatever loader, is taken.
-            until = np.append(every, np.iinfo(np.int64).max)[np.searchsorted(every, rows[:, 0], side="right")]
-            rows = rows[np.searchsorted(backward, rows[:, 0]) < np.searchsorted(backward, until)]
+        trained = self._trained(forward, backward)
+        for number, loader in enumerate(self._loaders.values()):
+            rows = np.array(loader.taken, np.int64).reshape(-1, 4)[trained[number]]
             step = np.searchsorted(np.array(ends, np.int64), rows[:, 0], side="right")
             totals = [np.bincount(step, rows[:, column], len(ends) + 1)[: len(ends)] for column in (1, 2, 3)]
             steps = [
@@ -100,6 +97,29 @@ class DataRecord:
             if totals[0].sum() > best[0]:
                 best = float(totals[0].sum()), {"steps": steps, "length": loader.length, "replicas": loader.replicas}
         return best[1]
+
+    def _trained(self, forward: np.ndarray, backward: np.ndarray) -> list[np.ndarray]:
+        """Of each loader, which of what was taken was trained on: there is a backward before the next batch, of whatever loader, is
+        taken. A program may take all batches of a step before it trains on the first: then of those it took from
+        one loader in a row as many, from the last one back, as there are backwards after them."""
+        trained = [np.zeros(len(one.taken), bool) for one in self._loaders.values()]
+        taken = sorted(
+            (row[0], n, i) for n, one in enumerate(self._loaders.values()) for i, row in enumerate(one.taken)
+        )
+        passes = backward[np.diff(np.searchsorted(forward, backward), prepend=-1) > 0]  # the first op of each backward
+        in_a_row: list[tuple[int, int]] = []
+        for here, (start, number, index) in enumerate(taken):
+            if in_a_row and in_a_row[-1][0] != number:
+                in_a_row = []
+            in_a_row.append((number, index))
+            until = taken[here + 1][0] if here + 1 < len(taken) else np.iinfo(np.int64).max
+            if np.searchsorted(backward, start) == np.searchsorted(backward, until):
+                continue
+            count = max(1, int(np.searchsorted(passes, until) - np.searchsorted(passes, start)))
+            for which, row in in_a_row[-count:]:
+                trained[which][row] = True
+            in_a_row = []
+        return trained
 
 
 def length_of(loader: Any) -> int | None:

@@ -157,7 +157,10 @@ class Emulation:
             ended = "hung"
         stats = [native.memory_stats(device) for device in range(self.device.gpus)]
         record = np.frombuffer(native.take_events(), EVENT)
-        backward = np.flatnonzero((record["kind"] == Kind.OP) & (record["phase"] == Phase.BACKWARD))
+        forward, backward = (
+            np.flatnonzero((record["kind"] == Kind.OP) & (record["phase"] == phase))
+            for phase in (Phase.FORWARD, Phase.BACKWARD)
+        )
         events = _with_step_ends(record, self.steps.ends, cut=self.steps.enough)
         gpu = self.device.gpu
         self.trace = RankTrace(
@@ -179,7 +182,7 @@ class Emulation:
                 "stand_ins": self.exchange.stand_ins,
                 "assumed_ranks": sorted(self.exchange.assumed),
                 "hung": hung,
-                "data": self.data.by_step(self.steps.ends, backward),
+                "data": self.data.by_step(self.steps.ends, forward, backward),
                 "idle_optimizers": self.steps.idle,
                 "workload": self.workload.found(),
                 "log": self.log,

@@ -78,6 +78,31 @@ for batch in loader:
 """
 )
 
+AHEAD = (
+    """from accelerate import Accelerator
+from accelerate.local_sgd import LocalSGD
+from torch.utils.data import default_collate"""
+    + MODEL
+    + """
+def preferences(examples):  # as TRL's collator: the chosen texts, and below them the rejected ones
+    return default_collate([*examples, *examples])
+
+accelerator = Accelerator(gradient_accumulation_steps=3)
+loader = torch.utils.data.DataLoader(Tokens(), batch_size=2, collate_fn=preferences)
+model = model()
+model, optimizer, loader = accelerator.prepare(model, torch.optim.AdamW(model.parameters()), loader)
+batches = iter(loader)
+with LocalSGD(accelerator, model, local_sgd_steps=9) as local_sgd:
+    while step := [next(batches) for _ in range(3)]:  # all of a step, before the first is trained on
+        for batch in step:
+            with accelerator.accumulate(model):
+                accelerator.backward(model(**batch).loss)
+                optimizer.step()
+                optimizer.zero_grad()
+                local_sgd.step()
+"""
+)
+
 
 def write(folder: Path, **programs: str) -> None:
     for name, text in programs.items():

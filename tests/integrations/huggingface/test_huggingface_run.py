@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from hf_programs import LOOP, TRAINER, figures, predicted, run, write
+from hf_programs import AHEAD, LOOP, TRAINER, figures, predicted, run, write
 
 EXAMPLE = str(Path(__file__).parents[3] / "examples" / "huggingface_sft.py")
 ARGUMENTS = ("--output_dir", "results", "--bf16", "--per_device_train_batch_size", "2")
@@ -80,6 +80,17 @@ def test_accelerate_loops(tmp_path: Path) -> None:
     assert alone["world"]["size"] == 1
     assert "world 1 NO emulate True" in alone["output"]
     assert alone["throughput"]["samples_per_step"] == 2
+
+
+def test_batches_taken_ahead_of_pairs_of_rows(tmp_path: Path) -> None:
+    write(tmp_path, ahead=AHEAD)
+    found = predicted("accelerate", "launch", "--num_processes", "8", "ahead.py", cwd=tmp_path)
+    # Three batches of two examples on each GPU, each example two rows.
+    assert found["throughput"]["samples_per_step"] == 3 * 2 * 8
+    assert found["throughput"]["tokens_per_step"] == 3 * 2 * 8 * 2 * 64
+    assert found["throughput"]["steps_per_epoch"] == round(4096 / 48)
+    assert not found["communication"]  # gradients are not reduced, and weights are averaged later
+    assert "LocalSGD averages the weights every 3: the step is told without that. --steps 4" in found["output"]
 
 
 def test_the_flags_are_in_accelerates_help(tmp_path: Path) -> None:
