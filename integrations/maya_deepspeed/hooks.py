@@ -9,6 +9,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from torch import nn
+
 from maya_core.compiled import cache_folder
 from maya_core.device.patches import Patches
 from maya_core.launch.emulation import Emulation
@@ -34,6 +36,8 @@ def put_on(emulation: Emulation) -> None:
         "deepspeed.runtime.zero.partition_parameters",
         lambda module: patches.set(module.CUDAQuantizer, "quantizer_cuda_module", None),
     )
+    # ZeRO-3 puts a linear of its own in torch's place, which stays "unless manually reset".
+    patches.on_undo(functools.partial(setattr, nn.functional, "linear", nn.functional.linear))
     # Muon's iteration is compiled where it is defined; what torch.compile makes of it is not recorded, so it stays as it is written.
     patches.when_imported(
         "deepspeed.runtime.compiler", lambda module: patches.set(module, "compile", lambda *_, **__: _as_written)
