@@ -164,7 +164,7 @@ class Experiments:
                 code = run_job(link, settings, self.runner, args, hosts, (stdout, stderr), self._running)
             finally:
                 link.close()
-        job = collect(traces, world_of(hosts))
+        job = collect(traces, world_of(hosts), code)
         # If it failed it has said so itself; and the first of all writes what is asked of it.
         if not code and job is not None and not config["autotuning"].get("model_info", {}).get("profile"):
             value = self._tell(job, folder, config)

@@ -24,7 +24,7 @@ from maya_core.launch.signals import ended_by_signal
 from maya_core.launch.world import World
 from maya_core.predictor.attention_kind import DEFAULT_ATTENTION
 from maya_core.report.files import is_made
-from maya_core.trace.job import JobTrace, collate, read_traces, write_manifest
+from maya_core.trace.job import JobTrace, collate, gave_up, read_traces, write_manifest
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def run_command(
             exit_code = torchrun.launch(args, Link(coordinator.socket, frozenset(chosen)), settings, within)
         else:
             exit_code = _run_program([program or command[0], *command[1:]], settings, within or Within())
-    job = collect(out, world)
+    job = collect(out, world, exit_code)
     if job is not None:
         job = replace(job, command=without_secrets(command), node=node, network=network)
         write_manifest(out, job)
@@ -153,15 +153,21 @@ def _run_program(command: list[str], settings: Settings, within: Within) -> int:
     return exit_code if exit_code >= 0 else 128 - exit_code
 
 
-def collect(out: Path, world: World) -> JobTrace | None:
+def collect(out: Path, world: World, exit_code: int) -> JobTrace | None:
     """The traces of a run that has come to its end."""
-    traces = read_traces(out)
+    traces = gave_up(read_traces(out), exit_code)
     if not traces:
         return None
     joined = max(trace.meta["world_size"] for trace in traces)
     world_size = joined if joined > 1 else world.size
     per_node = min(world_size, max(trace.meta["ranks_per_node" if joined > 1 else "gpus"] for trace in traces))
-    return replace(collate(traces), world_size=world_size, nodes=-(-world_size // per_node), gpus_per_node=per_node)
+    return replace(
+        collate(traces),
+        world_size=world_size,
+        nodes=-(-world_size // per_node),
+        gpus_per_node=per_node,
+        exit_code=exit_code,
+    )
 
 
 # Names of options that take a secret, and secrets that can be told by their looks.

@@ -48,7 +48,7 @@ def _devices(rank: int, trace: RankTrace, gpu: Gpu) -> list[DeviceMemory]:
                 at_peak=_at_peak(peak),
                 out_of_memory_bytes=int(largest["a"]) if largest is not None else None,
                 out_of_memory_step=_step(trace, largest) if largest is not None else None,
-                fits=_fits(trace, gpu, peak, sum(outside.values()), len(asked) > 0),
+                fits=_fits(trace, gpu, peak, sum(outside.values()), asked),
             )
         )
     return result
@@ -60,10 +60,18 @@ def _step(trace: RankTrace, event: np.void) -> int:
     return int(np.count_nonzero(ends < event["time_ns"])) + 1
 
 
-def _fits(trace: RankTrace, gpu: Gpu, peak: DevicePeak, outside: int, ran_out: bool) -> bool | None:
+def _trained_after(trace: RankTrace, event: np.void) -> bool:
+    """A smaller batch, say, that the program went on with."""
+    ends = trace.events["time_ns"][trace.events["kind"] == Kind.STEP_END]
+    return bool((ends > event["time_ns"]).any())
+
+
+def _fits(trace: RankTrace, gpu: Gpu, peak: DevicePeak, outside: int, ooms: np.ndarray) -> bool | None:
     went_on = trace.meta["ended"] in ("completed", "stopped")
     if gpu.memory_bytes == trace.meta["gpu_memory_bytes"]:
-        return True if went_on else False if ran_out else None
+        if len(ooms) and not (went_on and _trained_after(trace, ooms[-1])):
+            return False  # also of a program that catches the error and ends in peace
+        return True if went_on else None
     if peak.allocated_bytes + outside > gpu.memory_bytes:
         return False
     # With less memory the allocator gives its cache back before it gives up: whether that is enough takes an emulation.

@@ -56,6 +56,7 @@ class JobTrace:
     command: tuple[str, ...] = ()  # what was run, where it is known; secrets are left out
     node: str | None = None  # kind of node and network, where the user named them
     network: str | None = None
+    exit_code: int = 0  # of the command
 
     @property
     def processes(self) -> int:
@@ -176,6 +177,7 @@ class Manifest(BaseModel):
     command: list[str] = []
     node: str | None = None
     network: str | None = None
+    exit_code: int = 0  # of the command
 
 
 def trace_path(folder: Path, rank: int) -> Path:
@@ -192,6 +194,7 @@ def write_manifest(folder: Path, job: JobTrace) -> None:
         command=list(job.command),
         node=job.node,
         network=job.network,
+        exit_code=job.exit_code,
     )
     part = folder / (MANIFEST + ".part")
     part.write_text(manifest.model_dump_json(indent=2) + "\n")
@@ -216,14 +219,23 @@ def read_job(folder: str | Path) -> JobTrace:
                 f"rank {rank} of the job in {folder} cannot be read: {error.problem}", error.advice
             ) from error
     return replace(
-        collate(traces),
+        collate(gave_up(traces, manifest.exit_code)),
         world_size=manifest.world_size,
         nodes=manifest.nodes,
         gpus_per_node=manifest.gpus_per_node,
         command=tuple(manifest.command),
         node=manifest.node,
         network=manifest.network,
+        exit_code=manifest.exit_code,
     )
+
+
+def gave_up(traces: list[RankTrace], exit_code: int) -> list[RankTrace]:
+    """How ranks ended is told by themselves, but for a program that ends itself with an exit code: that is known outside only."""
+    if not exit_code or any(trace.meta["ended"] in ("failed", "hung") for trace in traces):
+        return traces
+    ended = {"completed": "failed"}
+    return [replace(one, meta={**one.meta, "ended": ended.get(one.meta["ended"], one.meta["ended"])}) for one in traces]
 
 
 def _read_manifest(folder: Path) -> Manifest:

@@ -91,6 +91,49 @@ def test_running_out_of_memory_is_said_plainly(tmp_path: Path) -> None:
     assert "DOES NOT FIT" in done.stdout
 
 
+CATCHES = """
+import sys, torch
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+rows = 2**33
+while rows:
+    try:
+        model(torch.ones(rows, 64, device="cuda")).sum().backward()
+    except torch.OutOfMemoryError:
+        rows = {then}
+        continue
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "code", "ended", "fits"),
+    [
+        ("sys.exit(1)", 1, "failed", False),
+        ("0", 0, "completed", False),  # ends in peace, and has trained nothing
+        ("1024", 0, "stopped", True),  # goes on with what fits
+    ],
+)
+def test_running_out_of_memory_where_the_program_catches_it(
+    then: str, code: int, ended: str, fits: bool, tmp_path: Path
+) -> None:
+    done = maya("run", "--json", "told.json", "--", "python", script(tmp_path, CATCHES.format(then=then)), cwd=tmp_path)
+    assert done.returncode == code
+    maya("report", "maya-out", "--json", "again.json", cwd=tmp_path)
+    for name in ("told.json", "again.json"):
+        told = json.loads((tmp_path / name).read_text())
+        assert (told["trace"]["ended"], told["memory"]["fits"]) == (ended, fits)
+
+
+def test_a_program_that_gives_up_has_not_come_to_its_end(tmp_path: Path) -> None:
+    """As one does whose arguments are wrong: it raises nothing that would be seen."""
+    text = "import argparse, torch\nx = torch.ones(8).cuda()\nargparse.ArgumentParser().parse_args()\n"
+    done = maya("run", "--", "python", script(tmp_path, text), "--lr", "1", cwd=tmp_path)
+    assert done.returncode == 2 and "unrecognized arguments" in done.stderr
+    assert "0 steps, failed" in done.stdout and "not known to fit" in done.stdout
+
+
 def test_user_files_are_never_overwritten(tmp_path: Path) -> None:
     train = script(tmp_path, SCRIPT.format(optimizer="SGD"))
     precious = tmp_path / "results"
