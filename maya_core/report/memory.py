@@ -11,7 +11,7 @@ from maya_core.report.prediction import DeviceMemory, Memory, Peak
 from maya_core.trace.job import JobTrace
 from maya_core.trace.memory import DevicePeak, device_peaks
 from maya_core.trace.rank import RankTrace
-from maya_core.trace.schema import Kind
+from maya_core.trace.schema import Kind, Phase
 from maya_core.trace.wording import generic
 
 MOST_SHARES = 40
@@ -60,16 +60,18 @@ def _step(trace: RankTrace, event: np.void) -> int:
     return int(np.count_nonzero(ends < event["time_ns"])) + 1
 
 
-def _trained_after(trace: RankTrace, event: np.void) -> bool:
-    """A smaller batch, say, that the program went on with."""
-    ends = trace.events["time_ns"][trace.events["kind"] == Kind.STEP_END]
-    return bool((ends > event["time_ns"]).any())
+def _went_on_after(trace: RankTrace, event: np.void) -> bool:
+    """With a smaller batch, say: to the end of a step, where there are no steps to another backward, or to other work."""
+    is_op = trace.events["kind"] == Kind.OP
+    progress = (trace.events["kind"] == Kind.STEP_END, is_op & (trace.events["phase"] == Phase.BACKWARD), is_op)
+    furthest = next((one for one in progress if one.any()), is_op)
+    return bool((trace.events["time_ns"][furthest] > event["time_ns"]).any())
 
 
 def _fits(trace: RankTrace, gpu: Gpu, peak: DevicePeak, outside: int, ooms: np.ndarray) -> bool | None:
     went_on = trace.meta["ended"] in ("completed", "stopped")
     if gpu.memory_bytes == trace.meta["gpu_memory_bytes"]:
-        if len(ooms) and not (went_on and _trained_after(trace, ooms[-1])):
+        if len(ooms) and not (went_on and _went_on_after(trace, ooms[-1])):
             return False  # also of a program that catches the error and ends in peace
         return True if went_on else None
     if peak.allocated_bytes + outside > gpu.memory_bytes:

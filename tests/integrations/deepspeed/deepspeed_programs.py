@@ -117,7 +117,7 @@ def launched(*words: str, out: Path, gpu: str = "h100", steps: int = 3) -> JobTr
             code = launch(link, settings, runner, args)
         finally:
             link.close()
-    return None if code else collect(out, World(1, 1))
+    return None if code else collect(out, World(1, 1), code)
 
 
 def figures(prediction: dict[str, Any]) -> dict[str, Any]:
