@@ -158,7 +158,8 @@ class Ground:
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # torch first: where the emulation is on, that begins it.
         begin = (
-            f"import torch; from maya_core.launch import ground; ground.main({there.fileno()}, {list(self._modules)})"
+            "import os; started = dict(os.environ); import torch; from maya_core.launch import ground; "
+            f"ground.main({there.fileno()}, {list(self._modules)}, started)"
         )
         process = subprocess.Popen(
             [sys.executable, "-u", "-c", begin],
@@ -225,7 +226,8 @@ def below(site: Site) -> Site:
 # ---- inside ----
 
 
-def main(number: int, modules: list[str]) -> None:
+def main(number: int, modules: list[str], started: dict[str, str]) -> None:
+    """`started` is the environment at the start of the process."""
     for name in modules:
         with contextlib.suppress(Exception):  # the program itself will say what is missing
             importlib.import_module(name)
@@ -242,7 +244,7 @@ def main(number: int, modules: list[str]) -> None:
             if pid == 0:
                 line.close()
                 command, environment, folder = json.loads(request)
-                _become(command, environment, folder, files)
+                _become(command, _with_ours(environment, started), folder, files)
             for file in files:
                 os.close(file)
             living.add(pid)
@@ -253,6 +255,13 @@ def main(number: int, modules: list[str]) -> None:
                 living.remove(pid)
                 with contextlib.suppress(OSError):
                     line.send(json.dumps(["ended", pid, os.waitstatus_to_exitcode(status)]).encode())
+
+
+def _with_ours(environment: dict[str, str], started: dict[str, str]) -> dict[str, str]:
+    """With what the emulation has set (caches of its own, where nvidia-smi is), and modules when they were imported: neither happens again in a
+    fork. What the fork is told otherwise than this process was, counts."""
+    ours = {name: value for name, value in os.environ.items() if started.get(name) != value}
+    return environment | {name: value for name, value in ours.items() if environment.get(name) == started.get(name)}
 
 
 def _become(command: list[str], environment: dict[str, str], folder: str, files: list[int]) -> NoReturn:

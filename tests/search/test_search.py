@@ -21,6 +21,7 @@ import sqlalchemy
 from maya_here import refused
 from search_here import MLP, job, search, write
 
+from maya_core.compiled import cache_folder
 from maya_core.errors import MayaError
 from maya_core.launch.signals import TERMINATED
 from maya_core.search import result
@@ -400,6 +401,30 @@ def test_what_is_known_of_a_program_holds_while_its_files_are_the_same(
             assert outcome().model_copy(update={"how": "emulated", "seconds": first.seconds}) == first, name
     finally:
         close_worker()
+
+
+def test_a_trial_has_the_emulations_own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork, too: inductor's caches are Maya's, never the user's, and there is an nvidia-smi."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "own"))
+    monkeypatch.setenv("MAYA_CACHE_DIR", str(cache_folder()))
+    Path("train.py").write_text(
+        "import json, os, shutil, torch\n"
+        "torch.nn.Linear(8, 8).cuda()\n"
+        "seen = [os.environ['TORCHINDUCTOR_CACHE_DIR'], shutil.which('nvidia-smi'), os.environ['KNOB']]\n"
+        "json.dump(seen, open('seen.json', 'w'))\n"
+    )
+    Path("job.yaml").write_text(
+        "about: It looks around.\ncommand: python train.py\ncluster: {gpu: l4}\nenvironment: {KNOB: '7'}\nspace: {gpu: [l4]}\n"
+    )
+    recipe = read_recipe(Path("job.yaml"))
+    try:
+        run_task(task_of(recipe, recipe.default, tmp_path / "cache"))
+    finally:
+        close_worker()
+    caches, smi, knob = json.loads(Path("seen.json").read_text())
+    assert Path(caches).is_relative_to(cache_folder())
+    assert "maya-smi-" in smi and knob == "7"
 
 
 def test_a_program_that_fails_ends_the_search_at_once(tmp_path: Path) -> None:
