@@ -49,8 +49,8 @@ def _installed() -> tuple[str, str] | None:
     return (browser, driver) if browser and driver else None
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def start_browser(*arguments: str, log: bool = False) -> Any:
+    """A Chromium that a test can drive. Without one tests are skipped, but not in a CI."""
     webdriver = pytest.importorskip("selenium.webdriver", reason=INSTALL)
     where = chromium()
     if where is None:
@@ -58,10 +58,16 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         pytest.skip(f"there is no Chromium here: {INSTALL}")
     options = webdriver.ChromeOptions()
     options.binary_location = where[0]
-    for argument in (*QUIET, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
+    for argument in (*QUIET, *arguments):
         options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(where[1]))
+    if log:
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    return webdriver.Chrome(options=options, service=webdriver.ChromeService(where[1]))
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    driver = start_browser(f"--user-data-dir={tmp_path_factory.mktemp('chromium')}", log=True)
     yield driver
     driver.quit()
 

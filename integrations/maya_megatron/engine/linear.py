@@ -42,6 +42,16 @@ def scattered(x: torch.Tensor, group: Any, wait: bool = True) -> Any:
     return out if wait else (out, work)
 
 
+def summed(out: torch.Tensor, how: Settings) -> torch.Tensor:
+    """What a layer of rows gives: its ranks' parts, added up."""
+    if how.mode != "row" or how.tp_size == 1:
+        return out
+    if how.sequence_parallel:
+        return scattered(out, how.group)
+    dist.all_reduce(out, group=how.group)
+    return out
+
+
 def flat(x: torch.Tensor) -> torch.Tensor:
     return x.reshape(-1, x.shape[-1])
 
@@ -58,11 +68,7 @@ class _Linear(torch.autograd.Function):
         out = torch.empty(*whole.shape[:-1], weight.shape[0], dtype=whole.dtype, device=whole.device)
         product(flat(whole), weight.t(), flat(out))
         del whole
-        if how.mode == "row" and how.tp_size > 1:
-            if how.sequence_parallel:
-                out = scattered(out, how.group)
-            else:
-                dist.all_reduce(out, group=how.group)
+        out = summed(out, how)
         kept = inputs if weight.requires_grad else None
         ctx.save_for_backward(kept, weight, bias, *((x, norm_weight, norm_bias, *statistics) if how.norm else ()))
         ctx.how, ctx.shape, ctx.dtype = how, x.shape, x.dtype

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from maya_megatron.engine import blocks, norms
 from maya_megatron.engine.device import device
-from maya_megatron.engine.linear import Settings, flat, in_place_of_gradient, scattered
+from maya_megatron.engine.linear import Settings, flat, in_place_of_gradient, scattered, summed
 from maya_megatron.engine.precision import Recipe, autocast, first_layer, update_scales
 from maya_megatron.engine.quantized import Quantized, Quantizer, Quantizers, multiply, quantizers
 from maya_megatron.engine.weights8 import QuantizedTensor
@@ -89,11 +89,7 @@ class _Linear(torch.autograd.Function):
         out = torch.empty(tokens, *x.shape[1:-1], weight.shape[0], dtype=x.dtype, device=x.device)
         multiply(whole.by_rows(), weight8.by_rows(), flat(out))
         del whole
-        if how.mode == "row" and how.tp_size > 1:
-            if how.sequence_parallel:
-                out = scattered(out, how.group)
-            else:
-                dist.all_reduce(out, group=how.group)
+        out = summed(out, how)
         original = x if for_weight and layer.save_original_input else None
         if columns:
             inputs.only_columns()

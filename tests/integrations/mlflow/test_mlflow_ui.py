@@ -17,7 +17,7 @@ from maya_mlflow.commands import add
 from maya_mlflow.predicted import PredictedRuns
 from maya_mlflow.recorder import record_actual
 from mlflow_here import SIZES, example, one_thread, predicted
-from report.test_page import INSTALL, QUIET, chromium
+from report.test_page import start_browser
 from typer.testing import CliRunner
 
 from maya_core import cli
@@ -27,16 +27,7 @@ add(cli.app, cli.calibrate.app)
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    webdriver = pytest.importorskip("selenium.webdriver", reason=INSTALL)
-    where = chromium()
-    if where is None:
-        assert "CI" not in os.environ, f"there is no Chromium here, and it could not be installed: {INSTALL}"
-        pytest.skip(f"there is no Chromium here: {INSTALL}")
-    options = webdriver.ChromeOptions()
-    options.binary_location = where[0]
-    for word in (*QUIET, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}", "--window-size=1500,1300"):
-        options.add_argument(word)
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(where[1]))
+    driver = start_browser(f"--user-data-dir={tmp_path_factory.mktemp('chromium')}", "--window-size=1500,1300")
     driver.set_page_load_timeout(60)
     yield driver
     driver.quit()
