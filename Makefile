@@ -5,12 +5,13 @@
 # make accuracy DATA=folder   errors on measurements: kernels (docs/predictor.md) and whole training runs (docs/accuracy.md)
 # make accuracy-megatron MEGATRON=folder   memory against what Megatron-LM's own CI measured (docs/megatron.md)
 # make profiles DATA=folder   fits the predictor's profiles anew
+# make golden   emulates and prices the programs of tests/golden anew, where predictions are meant to change
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test docs lint format bench bench-worlds bench-predictor bench-simulator accuracy accuracy-megatron profiles clean
+.PHONY: demo test docs lint format bench bench-worlds bench-predictor bench-simulator accuracy accuracy-megatron profiles golden clean
 
 demo: $(INSTALLED)
 	mkdir -p maya-out
@@ -55,6 +56,9 @@ accuracy-megatron: $(INSTALLED)
 profiles: $(INSTALLED)
 	@test -n "$(DATA)" || { echo "make profiles DATA=folder: the measurements to fit (docs/predictor.md)"; exit 2; }
 	$(BIN)/python -m maya_core.predictor.fitting "$(DATA)"
+
+golden: $(INSTALLED)
+	$(BIN)/python tests/golden/golden.py record
 
 # torch first and by its exact version: a range would pull gigabytes of CUDA packages.
 $(INSTALLED): pyproject.toml constraints.txt
