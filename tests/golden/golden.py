@@ -50,8 +50,6 @@ WORLDS = {
     "unet_groupnorm": 1,
     "zero3": 4,
 }
-# Pairs that there is nothing to record of, and why.
-REFUSED: dict[tuple[str, str], str] = {}
 STEPS = 3
 DIGITS = 6
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the first date a zip can hold
@@ -108,7 +106,10 @@ def settle(path: Path) -> None:
     trace = read_trace(path)
     events = _in_one_order(trace.events)
     events["time_ns"] = 0
-    write_trace(path, replace(trace, events=events))
+    meta = dict(trace.meta)
+    if meta["compiled"]:
+        meta["compiled"] = {**meta["compiled"], "seconds": 0.0}  # of this machine's
+    write_trace(path, replace(trace, events=events, meta=meta))
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
@@ -128,7 +129,7 @@ def _in_one_order(events: np.ndarray) -> np.ndarray:
 def _without_places(text: str) -> str:
     """Paths as they are on every machine: of the program its name, of packages and Python's library what comes after their folders."""
     text = text.replace(f"{PROGRAMS}/", "").replace(f"{HERE.parents[1]}/", "")
-    return re.sub(r'(?<=")/[^"\s]*?/(site-packages|lib/python3\.\d+(?!/site-packages))/', "", text)
+    return re.sub(r'(?<=["(\s])/[^"\s]*?/(site-packages|lib/python3\.\d+(?!/site-packages))/', "", text)
 
 
 # Pricing.
@@ -207,9 +208,6 @@ def _record_all(program: str) -> list[str]:
     """The program on every GPU. Returns the pairs that failed."""
     failed = []
     for gpu in GPUS:
-        if reason := REFUSED.get((program, gpu)):
-            print(f"{program:22} {gpu:6} left out: {reason}", flush=True)
-            continue
         began = time.perf_counter()
         wrong = record(program, gpu)
         size = sum(path.stat().st_size for path in (TRACES / program / gpu).glob("*"))

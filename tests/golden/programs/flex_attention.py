@@ -29,6 +29,7 @@ class Attention(nn.Module):
 
 
 def main() -> None:
+    torch.autograd.set_multithreading_enabled(False)  # which thread frees the last gradient, and when, is by chance
     torch.manual_seed(0)
     layers = nn.ModuleList(Attention() for _ in range(LAYERS)).to("cuda", torch.bfloat16)
     optimizer = torch.optim.AdamW(layers.parameters(), lr=3e-4)

@@ -36,6 +36,7 @@ def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def main() -> None:
+    torch.autograd.set_multithreading_enabled(False)  # which thread frees the last gradient, and when, is by chance
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     dist.init_process_group("nccl")
