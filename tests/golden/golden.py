@@ -84,6 +84,8 @@ def record(program: str, gpu: str) -> str:
             shutil.copyfile(path, kept / path.name)
     for path in kept.glob("rank-*.trace"):
         settle(path)
+    manifest = kept / "job.json"
+    manifest.write_text(_without_places(manifest.read_text()))
     return ""
 
 
@@ -128,7 +130,8 @@ def _in_one_order(events: np.ndarray) -> np.ndarray:
 
 def _without_places(text: str) -> str:
     """Paths as they are on every machine: of the program its name, of packages and Python's library what comes after their folders."""
-    text = text.replace(f"{PROGRAMS}/", "").replace(f"{HERE.parents[1]}/", "")
+    for folder in (PROGRAMS, Path(sys.executable).parent, HERE.parents[1]):
+        text = text.replace(f"{folder}/", "")
     return re.sub(r'(?<=["(\s])/[^"\s]*?/(site-packages|lib/python3\.\d+(?!/site-packages))/', "", text)
 
 
