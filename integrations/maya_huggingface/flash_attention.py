@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from maya_core.launch.emulation import Emulation
+from maya_core.ops.attention_choice import FLASH, only
 from maya_huggingface.left_out import Saying
 
 aten = torch.ops.aten
@@ -82,7 +83,8 @@ def flash_attn_func(
 ) -> torch.Tensor:
     """Of (batch, tokens, heads, head)."""
     heads_first = (one.transpose(1, 2) for one in (q, k, v))
-    found = aten._scaled_dot_product_flash_attention(*heads_first, dropout_p, causal, False, scale=softmax_scale)
+    with only(FLASH):
+        found = aten._scaled_dot_product_flash_attention(*heads_first, dropout_p, causal, False, scale=softmax_scale)
     out: torch.Tensor = found[0].transpose(1, 2)
     return out
 
@@ -124,7 +126,8 @@ class _Varlen(torch.autograd.Function):
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, count: int, *how: Any) -> torch.Tensor:
         dropout, causal, scale = how
         inputs = [_stretches(one, count) for one in (q, k, v)]
-        found = aten._scaled_dot_product_flash_attention(*inputs, dropout, causal, False, scale=scale)
+        with only(FLASH):
+            found = aten._scaled_dot_product_flash_attention(*inputs, dropout, causal, False, scale=scale)
         ctx.save_for_backward(q, k, v, *(found[index] for index in (0, 1, 6, 7)))
         ctx.lengths, ctx.count, ctx.how = found[4:6], count, how
         return _laid_out(found[0], len(q))

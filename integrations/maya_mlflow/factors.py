@@ -84,8 +84,10 @@ class Case:
         durations = {}
         for rank, (priced, of_memory) in self._parts.items():
             ops = compute * (priced.ops.seconds - of_memory) + memory * of_memory
-            durations[rank] = TraceDurations(
-                replace(priced.ops, seconds=ops), replace(priced.calls, seconds=priced.calls.seconds * network)
+            durations[rank] = replace(
+                priced,
+                ops=replace(priced.ops, seconds=ops),
+                collectives=replace(priced.collectives, seconds=priced.collectives.seconds * network),
             )
         timeline = simulate(self.job, durations, self.cluster, host=self.options.host, host_factor=host)
         step = Analysis(self.job, self.cluster, self.options, durations, timeline).step_time_s

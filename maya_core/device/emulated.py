@@ -12,28 +12,17 @@ import torch
 import maya_core
 from maya_core.device import build, ops
 from maya_core.device.face import cuda as face
-from maya_core.device.kernels import Planner
 from maya_core.device.patches import Patches
-from maya_core.device.rules import Rules, no_rule_message
+from maya_core.device.planner import Planner
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import Gpu
-
-MIB = 2**20
-
-
-def blas_workspace_bytes(gpu: Gpu) -> int:
-    """The workspace ATen gives each cuBLAS handle and stream (ATen/cuda/CUDABlas workspaces)."""
-    if conf := os.environ.get("CUBLAS_WORKSPACE_CONFIG"):
-        try:  # ":SIZE_KIB:COUNT" pairs
-            numbers = [int(part) for part in conf.split(":") if part]
-            return sum(size * 1024 * count for size, count in zip(numbers[::2], numbers[1::2], strict=True))
-        except ValueError:
-            pass  # ATen warns and takes the default
-    return 32 * MIB if gpu.compute_capability[0] >= 9 else 2 * 4096 * 1024 + 8 * 16 * 1024
-
-
-def prefers_cudnn_attention(gpu: Gpu) -> bool:
-    return gpu.compute_capability[0] in (9, 10) and os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") != "1"
+from maya_core.hardware.host import CALL_S, DISPATCH_S
+from maya_core.ops.attention_choice import prefers_cudnn
+from maya_core.ops.products import blas_workspace_bytes
+from maya_core.ops.registry import VALUES
+from maya_core.ops.rules import Rules, no_rule_message
+from maya_core.trace.call import DEFAULT_SETTINGS
+from maya_core.trace.schema import Phase
 
 
 class EmulatedDevice:
@@ -49,9 +38,10 @@ class EmulatedDevice:
                 "Leave the first `emulate(...)` block before entering another.",
             )
         self.gpu = gpu
-        self.planner = Planner(gpu)
+        self.planner = Planner(gpu, self.native.setting_names())
         self.where: Callable[[], str] = lambda: ""  # the place in the user's model, where somebody knows it
         self.patches = Patches()
+        self.asked_gpu: dict[str, None] = {}  # lines of the program that asked which GPU it runs on, in order
         config = {
             "count": gpus,
             "major": gpu.compute_capability[0],
@@ -59,13 +49,15 @@ class EmulatedDevice:
             "total_bytes": gpu.memory_bytes,
             "outside_bytes": gpu.outside_bytes,
             "blas_workspace_bytes": blas_workspace_bytes(gpu),
-            "prefer_cudnn_attention": prefers_cudnn_attention(gpu),
+            "prefer_cudnn_attention": prefers_cudnn(gpu),
+            "deprioritize_cudnn_attention": os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1",
             "allocator_conf": face.allocator_conf(),
             "cudnn_version": face.CUDNN_VERSION,
             "cuda_version": 13000,
         }
-        self.rules = Rules(self.native)
+        self.rules = Rules(self.native, ops.compressed_ops())
         composed = self.rules.without_rule(ops.sparse_ops())
+        self._tell_native()
         try:
             self.native.install(config, ops.cuda_ops(), composed, self.planner.plan, self.rules.table, self._no_rule)
         except BaseException as error:
@@ -78,11 +70,29 @@ class EmulatedDevice:
         self._libraries: list[str] = []
         self.pass_over(*torch.__path__, *maya_core.__path__)
         try:
-            face.put_on(self.native, gpu, self.patches, private)
+            face.put_on(self.native, gpu, self.patches, private, self.asked_gpu)
         except BaseException:
             self.remove()
             raise
         EmulatedDevice.current = self
+
+    def _tell_native(self) -> None:
+        """What the native device has to know of ops, switches and costs, which are written down in Python."""
+        names = self.planner.settings
+        self.native.set_default_settings(sum(getattr(DEFAULT_SETTINGS, name) << bit for bit, name in enumerate(names)))
+        self.native.set_op_values(
+            {
+                op: (int(said.assume), said.only_writes, said.keeps_uniform, said.heavy, said.mixes_devices)
+                for op, said in VALUES.items()
+            }
+        )
+        self.price_collectives(None)
+
+    def price_collectives(self, nanoseconds: Callable[[int], float] | None) -> None:
+        """How long the collective of that number takes, for programs that time their GPU; None: nobody knows yet, and none takes any."""
+        dispatch = [DISPATCH_S[phase.name] * 1e9 for phase in Phase]
+        calls = [CALL_S[name] * 1e9 for name in ("COLLECTIVE", "GRAPH_LAUNCH", "DEVICE_SYNC")]
+        self.native.set_pricing(self.planner.cost, nanoseconds, dispatch, *calls)
 
     def pass_over(self, *folders: str) -> None:
         """Lines of code in these folders are not the program's: what they allocate is told by the line that called them."""
@@ -106,3 +116,4 @@ class EmulatedDevice:
         self.patches.undo()
         self.rules.close()
         self.native.uninstall()
+        self.native.set_pricing(None, None, [], 0.0, 0.0, 0.0)

@@ -55,6 +55,7 @@ class Emulation:
         self.data = DataRecord(self.device.native)
         self.collectives = CollectiveRecord()
         self.ranks_per_node = settings.ranks_per_node or self.device.gpus
+        self.device.price_collectives(self._collective_ns)
         self.exchange = Exchange(
             self.device.native, self.collectives, self.link, Buffers(self.device.gpu, self.ranks_per_node)
         )
@@ -84,6 +85,19 @@ class Emulation:
         if self.rank is not None:
             self._join_world(self.rank, self.world_size)
         self.device.native.start_recording()
+
+    def _collective_ns(self, number: int) -> float:
+        """How long a collective takes, for a program that times its GPU."""
+        from maya_core.hardware.cluster import cluster
+        from maya_core.predictor.predict import collective_durations
+
+        call = self.collectives.calls[number]
+        nodes = -(-self.world_size // self.ranks_per_node)
+        machine = cluster(
+            self.settings.gpu, self.ranks_per_node, nodes, node=self.settings.node, network=self.settings.network
+        )
+        group = self.collectives.communicators[call.communicator]
+        return float(collective_durations(call, group, machine).seconds[0]) * 1e9
 
     def _keep_as_found(self) -> None:
         """What frameworks set for a job and leave behind: afterwards it is as it was before."""
@@ -188,13 +202,14 @@ class Emulation:
                 "log": self.log,
                 "files": self.files.found() if self.files is not None else [],
                 "compiled": self.compile.record.found(),
+                "asked_gpu": list(self.device.asked_gpu),
             },
             events=events,
-            signatures=self.device.planner.signatures,
+            calls=self.device.planner.calls,
             modules=list(self.modules.names),
             streams=native.streams(),
             communicators=self.collectives.communicators,
-            calls=self.collectives.calls,
+            collectives=self.collectives.calls,
             sites=[ground.below(site) for site in self.collectives.sites],
             lines=native.lines(),
         )

@@ -7,13 +7,19 @@ keys, values and outputs, and a floor. Every term grows with every size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from maya_core.hardware.catalog import Gpu
-from maya_core.predictor.gemm import SHARPNESS, peak_flops
+from maya_core.hardware.models import Gpu
+from maya_core.ops import kernel
+from maya_core.ops.kernel import Columns
+from maya_core.predictor.attention_kind import SLOWER_THAN_FLASH2
+from maya_core.predictor.durations import Durations
+from maya_core.predictor.family import Family, Target, by_model, known, peak_flops
+from maya_core.predictor.gemm import SHARPNESS
 from maya_core.predictor.lattice import Lattice, StoredLattice, Surface, knot_sizes
 
 QUERY_TILE, KEY_TILE = 128, 128
@@ -52,7 +58,8 @@ class AttentionStructure(BaseModel):
         moved = 2 * batch * (heads * queries * (head + value_head) + kv_heads * keys * (head + value_head))
         memory = passes * moved / (gpu.memory_bandwidth_bytes_per_s * self.memory_share)
         bounds = compute**SHARPNESS + slowest**SHARPNESS + memory**SHARPNESS
-        return bounds ** (1 / SHARPNESS) + self.floor_us * 1e-6
+        answer: np.ndarray = bounds ** (1 / SHARPNESS) + self.floor_us * 1e-6
+        return answer
 
 
 def seen_keys(
@@ -93,7 +100,7 @@ def points(
     return queries, batch * heads, (head + value) / 2, batch * kv_heads
 
 
-class Attention:
+class FittedAttention:
     """A fitted model on a GPU, ready to predict: structure and correction, put together once at the knots."""
 
     def __init__(self, stored: AttentionModel | dict[str, Any], gpu: Gpu) -> None:
@@ -127,3 +134,42 @@ class Attention:
                 factor, backed = self.windowed(*place)
                 seconds, inside = np.where(hidden, seconds * factor, seconds), np.where(hidden, backed, inside)
         return np.where(empty, 0.0, seconds), inside
+
+
+# Which measured kernel stands for torch's: flash is FlashAttention-2; cuDNN's was not published, TensorRT-LLM's is its like.
+MODELS = {
+    "flash_forward": ("flash2", "fused"),
+    "flash_backward": ("flash2 backward", "fused backward"),
+    "cudnn_forward": ("fused", "flash3"),
+    "cudnn_backward": ("fused backward", "flash2 backward"),
+    "efficient_forward": ("flash2", "fused"),
+    "efficient_backward": ("flash2 backward", "fused backward"),
+}
+# CUTLASS's memory-efficient kernels against FlashAttention-2: 1.6 forward and 2 backward at lengths of 1k to 8k in the figures
+# of the FlashAttention-2 paper (A100, xformers); not measured elsewhere.
+SLOWER_THAN_FLASH = {"efficient_forward": 1.6, "efficient_backward": 2.0}
+
+
+def price(target: Target, model: str, those: Columns) -> Durations:
+    """Attention of one backend and direction, named as the kernel's model."""
+    gpu = target.gpu
+    if (found := target.find("attention", MODELS[model])) is None:
+        return target.bound("bfloat16", 4 * those.batch * those.heads * those.queries * those.keys * those.head)
+    profile, measured = found
+    attention = target.fitted(profile, measured, "", lambda stored: FittedAttention(stored, gpu))
+    seconds, inside = attention.seconds(
+        those.batch, those.heads, those.kv_heads, those.queries, those.keys, those.head, those.value_head, those.causal, those.window
+    )  # fmt: skip
+    slower = SLOWER_THAN_FLASH.get(model, 1.0)
+    if model.startswith("flash"):
+        slower = SLOWER_THAN_FLASH2[target.attention][model.endswith("backward")]
+    single = peak_flops(gpu, "float16") / peak_flops(gpu, "tf32")  # float32 runs on TF32 tensor cores
+    seconds = seconds * slower * np.where(those.item_bytes > 2, single, 1.0)
+    return known(seconds, inside & (slower == 1.0) & (those.item_bytes <= 2), profile)
+
+
+class FusedAttention(Family[kernel.Attention]):
+    name, title, compute_bound = "attention", "attention", True
+
+    def predict(self, kernels: Sequence[kernel.Attention]) -> Durations:
+        return by_model(kernels, lambda model, those: price(self.target, model, Columns(those)))

@@ -24,8 +24,9 @@ import maya_core
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import Gpu
 from maya_core.hardware.cluster import Cluster
+from maya_core.ops.kernel import KERNELS, Kernel
 from maya_core.predictor.durations import Durations, Provenance
-from maya_core.predictor.kernels.kernel import Kernel
+from maya_core.predictor.families import FAMILIES
 from maya_core.predictor.placement import Placement, island_size
 from maya_core.predictor.profile import SHIPPED, first_line, user_folder
 
@@ -61,7 +62,7 @@ class Measured(Strict):
 
     @property
     def kernel(self) -> Kernel:
-        return Kernel(self.family, self.model, self.sizes)
+        return KERNELS[self.family].of(self.model, self.sizes)
 
 
 class Factor(Strict):
@@ -96,7 +97,8 @@ class Factor(Strict):
         """The factor on these predicted seconds. It is a function of time alone, and predicted time x factor never falls
         as predicted time grows: so what doubling a size cost before, it costs after."""
         place = np.log(np.clip(predicted, self.short_s, self.long_s) / self.short_s)
-        return self.short * np.exp(self.slope * place)
+        answer: np.ndarray = self.short * np.exp(self.slope * place)
+        return answer
 
     def covers(self, sizes: np.ndarray, predicted: np.ndarray) -> np.ndarray:
         """Whether every size, and the predicted time, is between those measured."""
@@ -151,7 +153,7 @@ class RunFactors(Strict):
     shipped: str  # which predictions they are ratios to
 
     def of_family(self, family: str) -> float:
-        return self.compute if family in COMPUTE_FAMILIES else self.memory
+        return self.compute if FAMILIES[family].compute_bound else self.memory
 
     def __str__(self) -> str:
         factors = ", ".join(f"{name} x{getattr(self, name):.3g}" for name in CLASSES if getattr(self, name) != 1.0)
@@ -159,7 +161,6 @@ class RunFactors(Strict):
 
 
 CLASSES = ("compute", "memory", "network", "host")
-COMPUTE_FAMILIES = ("gemm", "grouped_gemm", "attention", "convolution", "recurrent")
 
 
 class Calibration(Strict):

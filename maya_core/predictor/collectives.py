@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from maya_core.device.kernels.call import ITEM_BYTES
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import Gpu, catalog, default_node, find_gpu, gpus
 from maya_core.hardware.cluster import Cluster
+from maya_core.hardware.dtypes import item_bytes
 from maya_core.hardware.models import Network, Topology
 from maya_core.predictor.collective_structure import Inside, Outside, Route, link_work, wire_share
 from maya_core.predictor.durations import Durations, Provenance
@@ -164,9 +164,11 @@ def roofline(
     """Bytes on the busiest link over what the data sheet gives it: no op of TOLD_BY's values is faster by rings or messages."""
     inside = inside_bytes_per_s(placement, cluster)
     if placement.islands == 1:
-        return sizes * wire_share(op, float(placement.ranks)) / inside
+        seconds: np.ndarray = sizes * wire_share(op, float(placement.ranks)) / inside
+        return seconds
     _, _, within, across = link_work(op, "ring", Route.of(placement, cluster))
-    return sizes * max(within / inside, across / outside_bytes_per_s(placement, cluster, siblings=siblings))
+    seconds = sizes * max(within / inside, across / outside_bytes_per_s(placement, cluster, siblings=siblings))
+    return seconds
 
 
 def _bound(op: str, sizes: np.ndarray, placement: Placement, cluster: Cluster, siblings: bool) -> Answer:
@@ -246,7 +248,7 @@ def _outside(name: str, key: str) -> Outside:
 
 def buffer_bytes(call: CollectiveCall, communicator: Communicator, cluster: Cluster) -> float:
     """The bytes to predict a traced call by."""
-    item = ITEM_BYTES.get(call.dtype, 1)
+    item = item_bytes(call.dtype)
     given, got = call.elements_in * item, call.elements_out * item
     if call.splits_in or call.splits_out:
         sides = (call.splits_in, call.splits_out)

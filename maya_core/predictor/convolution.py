@@ -7,13 +7,20 @@ next to nothing and are priced as traffic.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from maya_core.hardware.catalog import Gpu
-from maya_core.predictor.gemm import ITEM_BYTES, GemmStructure
+from maya_core.hardware.dtypes import RATE_BYTES
+from maya_core.hardware.models import Gpu
+from maya_core.ops import kernel
+from maya_core.ops.kernel import FORWARD, INPUT_GRADIENT, Columns
+from maya_core.predictor.durations import Durations, Provenance
+from maya_core.predictor.family import Family, by_model, in_order
+from maya_core.predictor.gemm import GemmStructure
 from maya_core.predictor.lattice import Lattice, StoredLattice, Surface, knot_sizes
 
 DIRECTIONS = ("forward", "dgrad", "wgrad")
@@ -39,13 +46,17 @@ def as_product(
     few_in, few_out = c_in / groups, c_out / groups
     # each strided input pixel is reached by only part of the filter: as many products as forward
     reached = few_out * volume * pixels_out / np.maximum(pixels_in, 1)
-    rows = np.select([direction == 0, direction == 1], [batch * pixels_out, batch * pixels_in], few_out)
-    columns = np.select([direction == 0, direction == 1], [few_out, few_in], few_in * volume)
-    inner = np.select([direction == 0, direction == 1], [few_in * volume, reached], batch * pixels_out)
+    rows = np.select(
+        [direction == FORWARD, direction == INPUT_GRADIENT], [batch * pixels_out, batch * pixels_in], few_out
+    )
+    columns = np.select([direction == FORWARD, direction == INPUT_GRADIENT], [few_out, few_in], few_in * volume)
+    inner = np.select(
+        [direction == FORWARD, direction == INPUT_GRADIENT], [few_in * volume, reached], batch * pixels_out
+    )
     return rows, columns, np.maximum(inner, 1)
 
 
-class Convolution:
+class FittedConvolution:
     """A fitted model on a GPU, ready to predict: structure and correction, put together once at the knots."""
 
     def __init__(self, stored: ConvolutionModel | dict[str, Any], gpu: Gpu, dtype: str) -> None:
@@ -58,24 +69,22 @@ class Convolution:
         self._bandwidth = gpu.memory_bandwidth_bytes_per_s
         self._bytes_per_s = self._bandwidth * self.model.structure.memory_share
 
-    def seconds(self, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds, and whether measurements surround the shape. A row of `sizes` is as `kernels` describes convolutions:
-
-        direction, batch, channels in and out, groups, pixels in and out, filter volume, channels last, stride product.
-        """
-        sizes = np.atleast_2d(np.asarray(sizes, float))
-        direction, stride = sizes[:, 0], sizes[:, 9]
-        shape = [np.maximum(size, 1) for size in sizes.T[1:8]]
+    def seconds(self, those: Columns) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds of convolutions, and whether measurements surround their shapes."""
+        shape = [
+            np.maximum(size, 1)
+            for size in (those.batch, those.channels_in, those.channels_out, those.groups, those.pixels_in, those.pixels_out, those.volume)
+        ]  # fmt: skip
         _, c_in, _, groups, _, _, volume = shape
-        rows, columns, inner = as_product(direction, *shape)
+        rows, columns, inner = as_product(those.direction, *shape)
         moved = traffic(self.dtype, *shape)
         place = (groups * rows, columns, inner)
         seconds, inside = self.surface(*place), self.known(*place)[1]
-        seconds = np.where((volume == WINOGRAD_FILTER) & (stride == 1), seconds * self.model.winograd, seconds)
+        seconds = np.where((volume == WINOGRAD_FILTER) & (those.stride == 1), seconds * self.model.winograd, seconds)
         seconds = np.maximum(seconds, moved / self._bytes_per_s + self._floor)
         depthwise = (groups > 1) & (groups == c_in)
         seconds = np.where(depthwise, moved / (self._bandwidth * DEPTHWISE_SHARE) + self._floor, seconds)
-        empty = np.prod(sizes[:, [1, 2, 3, 6]], axis=1) <= 0
+        empty = those.batch * those.channels_in * those.channels_out * those.pixels_out <= 0
         return np.where(empty, 0.0, seconds), inside & (groups == 1)
 
 
@@ -91,4 +100,37 @@ def traffic(
     pixels_out: np.ndarray, volume: np.ndarray,
 ) -> np.ndarray:  # fmt: skip
     """Bytes of images in, images out and filters, whichever of them is the result."""
-    return ITEM_BYTES[dtype] * (batch * (c_in * pixels_in + c_out * pixels_out) + c_in / groups * c_out * volume)
+    answer: np.ndarray = RATE_BYTES[dtype] * (
+        batch * (c_in * pixels_in + c_out * pixels_out) + c_in / groups * c_out * volume
+    )
+    return answer
+
+
+class Convolutions(Family[kernel.Convolution]):
+    name, title, compute_bound = "convolution", "convolution", True
+
+    def predict(self, kernels: Sequence[kernel.Convolution]) -> Durations:
+        return by_model(kernels, self._of_dtype)
+
+    def _of_dtype(self, dtype: str, kernels: list[kernel.Convolution]) -> Durations:
+        parts = []
+        for direction in range(len(DIRECTIONS)):
+            places = [place for place, each in enumerate(kernels) if each.direction == direction]
+            if places:
+                parts.append((places, self._one_way(dtype, direction, Columns(kernels[place] for place in places))))
+        return in_order(parts)
+
+    def _one_way(self, dtype: str, direction: int, those: Columns) -> Durations:
+        known_as = "float16" if dtype in ("bfloat16", "float16") else "float32"
+        name = DIRECTIONS[direction]
+        found = self.target.find("convolution", (f"{known_as} {name}", f"{known_as} forward"))
+        if found is None:
+            flops = 2 * those.batch * those.channels_in * those.channels_out * those.pixels_out * those.volume
+            return self.target.bound(dtype, flops)
+        profile, model = found
+        rate = dtype if dtype in self.gpu.peak_flops else known_as
+        convolution = self.target.fitted(profile, model, rate, partial(FittedConvolution, gpu=self.gpu, dtype=rate))
+        seconds, inside = convolution.seconds(those)
+        own = profile.own and model == f"{dtype} {name}"
+        provenance = np.where(inside & own, Provenance.INTERPOLATED, Provenance.EXTRAPOLATED)
+        return Durations.of(seconds, provenance.astype(np.uint8), profile.name)

@@ -36,6 +36,10 @@ class Durations:
     def taken(self, places: np.ndarray) -> Durations:
         return Durations(self.seconds[places], self.provenance[places], self.profile[places], self.profiles)
 
+    def slowed(self, factor: np.ndarray | float, least: Provenance = Provenance.MEASURED) -> Durations:
+        """These times a factor, known no more surely than `least`."""
+        return Durations(self.seconds * factor, np.maximum(self.provenance, least), self.profile, self.profiles)
+
     @staticmethod
     def joined(parts: Sequence[Durations]) -> Durations:
         """One answer of several, one after the other."""

@@ -9,19 +9,24 @@ smoothly over a grid of sizes.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from maya_core.hardware.catalog import Gpu
+from maya_core.hardware.dtypes import RATE_BYTES
+from maya_core.hardware.models import Gpu
+from maya_core.ops import kernel
+from maya_core.ops.kernel import Columns
+from maya_core.predictor.durations import Durations, Provenance
+from maya_core.predictor.family import Family, Target, by_model, in_order, known, peak_flops
 from maya_core.predictor.lattice import Lattice, StoredLattice, knot_sizes
 
 TILES = ((64, 64), (64, 128), (128, 64), (128, 128), (128, 192), (192, 128), (128, 256), (256, 128))
 SPLITS = (1, 2, 4, 8, 16)
 LAYOUTS = ("TN", "NN", "NT", "TT")  # of x @ W.t(), of grad @ W, of grad.t() @ x, and of neither contiguous
-ITEM_BYTES = {"float64": 8, "float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2, "float8": 1, "int8": 1}
 SHARPNESS = 4  # how suddenly one bound takes over from another
 SMALLEST_TILE = 0.25  # of a tile: work on less costs the same
 
@@ -47,7 +52,7 @@ class GemmStructure(BaseModel):
     ) -> np.ndarray:  # fmt: skip
         """`moved` is the traffic to memory in bytes, if it is not that of the three matrices."""
         peak_per_sm = peak_flops(gpu, dtype) / gpu.sms
-        item, bandwidth = ITEM_BYTES[dtype], gpu.memory_bandwidth_bytes_per_s
+        item, bandwidth = RATE_BYTES[dtype], gpu.memory_bandwidth_bytes_per_s
         out_item = 2 if dtype == "float8" else item
         if moved is None:
             moved = batch * (item * (m * k + n * k) + out_item * m * n)
@@ -72,7 +77,10 @@ class GemmStructure(BaseModel):
         return best + self.floor_us * 1e-6
 
     def _edges(self, tiles: np.ndarray) -> np.ndarray:
-        return self.tile_quantization * np.ceil(tiles) + (1 - self.tile_quantization) * np.maximum(tiles, SMALLEST_TILE)
+        answer: np.ndarray = self.tile_quantization * np.ceil(tiles) + (1 - self.tile_quantization) * np.maximum(
+            tiles, SMALLEST_TILE
+        )
+        return answer
 
 
 class Sustained(BaseModel):
@@ -92,7 +100,7 @@ class GemmModel(BaseModel):
     sustained: Sustained | None = None
 
 
-class Gemm:
+class FittedGemm:
     """A fitted model on a GPU, ready to predict."""
 
     def __init__(
@@ -145,9 +153,72 @@ class Gemm:
         return self.structural(batch, m, n, k) * factor, inside
 
 
-def peak_flops(gpu: Gpu, dtype: str) -> float:
-    """The data sheet's rate for a dtype, or for what stands in for it where the GPU lacks it."""
-    for name in (dtype, {"bfloat16": "float32", "tf32": "float32", "float8": "bfloat16"}.get(dtype, "float32")):
-        if name in gpu.peak_flops:
-            return gpu.peak_flops[name]
-    return gpu.peak_flops["float32"]
+# What a dtype's products are priced by, first choice first: half precisions run at one rate.
+MODELS = {
+    "bfloat16": ("bfloat16", "float16"),
+    "float16": ("bfloat16", "float16"),
+    "float8": ("float8",),
+    "int8": ("float8", "bfloat16"),
+    "float32": ("float32",),
+    "tf32": ("bfloat16",),
+    "float64": ("float32",),
+}
+SAME_RATE = {("bfloat16", "float16"), ("float16", "bfloat16")}
+# Grouped products against as many of the same size in a batch, by layout: SimuMax' on B200, medians of 82 with half of them 0.8 to
+# 1.3 of that. On an A100 (11) they take as long.
+GROUPED_SLOWER = {10: (1.2, 1.3, 1.57, 1.3), 12: (1.2, 1.3, 1.57, 1.3)}  # by compute capability
+
+
+def price(
+    target: Target, dtype: str, batch: np.ndarray, m: np.ndarray, n: np.ndarray, k: np.ndarray, layout: np.ndarray,
+    *, batched: bool = False,
+) -> Durations:  # fmt: skip
+    """Products of one dtype. `batched`: as the kernels for many in a batch, where those were measured apart."""
+    choices: tuple[str, ...] = MODELS.get(dtype, ("float32",))
+    if batched:
+        choices = (*(f"{choice} batched" for choice in choices), *choices)
+    if (found := target.find("gemm", choices)) is None:
+        return target.bound(dtype, 2 * batch * m * n * k)
+    profile, model = found
+    near = profile.near(target.gpu)
+    gemm = target.fitted(
+        profile, model, dtype,
+        lambda stored: FittedGemm(stored, target.gpu, dtype, burst=target.burst, corrected=near),
+    )  # fmt: skip
+    seconds, inside = gemm.seconds(batch, m, n, k, layout.astype(int))
+    alike = model.removesuffix(" batched") == dtype or (model, dtype) in SAME_RATE
+    return known(seconds, inside & alike, profile)
+
+
+def price_either(target: Target, dtype: str, columns: Columns) -> Durations:
+    """One product, and many in a batch, are other kernels where they were measured apart."""
+    parts = []
+    for several in (False, True):
+        places = np.flatnonzero((columns.batch > 1) == several)
+        if len(places):
+            sizes = [getattr(columns, name)[places] for name in ("batch", "m", "n", "k", "layout")]
+            parts.append((places, price(target, dtype, *sizes, batched=several)))
+    return in_order(parts)
+
+
+class Products(Family[kernel.Gemm]):
+    name, title, compute_bound = "gemm", "matrix products", True
+
+    def predict(self, kernels: Sequence[kernel.Gemm]) -> Durations:
+        return by_model(kernels, lambda dtype, those: price_either(self.target, dtype, Columns(those)))
+
+
+class GroupedProducts(Family[kernel.GroupedGemm]):
+    """As a batched product of equal groups: how many rows fall to each is not in a trace."""
+
+    name, title, compute_bound = "grouped_gemm", "grouped products", True
+
+    def predict(self, kernels: Sequence[kernel.GroupedGemm]) -> Durations:
+        return by_model(kernels, self._of_dtype)
+
+    def _of_dtype(self, dtype: str, kernels: list[kernel.GroupedGemm]) -> Durations:
+        those = Columns(kernels)
+        groups = np.maximum(those.groups, 1)
+        found = price(self.target, dtype, groups, those.m / groups, those.n, those.k, those.layout)
+        slower = np.array(GROUPED_SLOWER.get(self.gpu.compute_capability[0], (1.0,) * 4))
+        return found.slowed(slower[those.layout.astype(int)], Provenance.EXTRAPOLATED)

@@ -8,13 +8,17 @@ the length of a row: both carry over from one GPU to another.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from maya_core.hardware.catalog import Gpu
+from maya_core.hardware.models import Gpu
+from maya_core.ops import kernel
+from maya_core.ops.kernel import Columns
 from maya_core.predictor.durations import Durations, Provenance
+from maya_core.predictor.family import Family, by_model
 from maya_core.predictor.lattice import Axis, Lattice
 from maya_core.predictor.profile import Found, find_profile
 
@@ -103,19 +107,22 @@ def traffic(gpu: Gpu, model: str, sizes: np.ndarray) -> np.ndarray:
     """Bytes through DRAM, with what is read again."""
     total = sizes[:, READ] + sizes[:, WRITTEN]
     again = READ_AGAIN.get(model)
-    return total if again is None else total + again * missed(gpu, sizes)
+    answer: np.ndarray = total if again is None else total + again * missed(gpu, sizes)
+    return answer
 
 
 def missed(gpu: Gpu, sizes: np.ndarray) -> np.ndarray:
     """Bytes that come from DRAM once more if all rows are read once more."""
     row_bytes = sizes[:, READ] / np.maximum(sizes[:, ELEMENTS], 1) * sizes[:, ROW]
     crowding = row_bytes * ROWS_AT_ONCE * gpu.sms / (gpu.l2_bytes * KEPT_IN_L2)
-    return sizes[:, READ] * _from(row_bytes / KEPT_ON_SM) * _from(crowding)
+    answer: np.ndarray = sizes[:, READ] * _from(row_bytes / KEPT_ON_SM) * _from(crowding)
+    return answer
 
 
 def _from(share: np.ndarray) -> np.ndarray:
     """0 up to a half, 1 from the whole."""
-    return np.clip(np.log2(np.maximum(share, 1e-9)) + 1, 0, 1)
+    answer: np.ndarray = np.clip(np.log2(np.maximum(share, 1e-9)) + 1, 0, 1)
+    return answer
 
 
 def effective_bytes(gpu: Gpu, model: str, sizes: np.ndarray) -> np.ndarray:
@@ -141,7 +148,8 @@ def place(gpu: Gpu, model: str, sizes: np.ndarray) -> tuple[np.ndarray, ...]:
 def growth(model: str, *where: np.ndarray) -> np.ndarray:
     """How structural time beyond the floor grows from place to place, on any GPU: a row is not faster alone than `ALONE` allows."""
     if model in BY_ROW:
-        return np.maximum(where[0], 1 / ALONE) * where[1]
+        answer: np.ndarray = np.maximum(where[0], 1 / ALONE) * where[1]
+        return answer
     return where[0]
 
 
@@ -187,3 +195,41 @@ def predict(gpu: Gpu, model: str, sizes: np.ndarray) -> Durations:
     if found is None or model in BOUND_ONLY:
         provenance = np.full(len(sizes), Provenance.BOUND)
     return Durations.of(seconds, provenance.astype(np.uint8), found.name if found else "data sheet")
+
+
+def table(those: Columns) -> np.ndarray:
+    """Kernels as rows of bytes read, written, elements and row length."""
+    return np.stack([those.read, those.written, those.elements, those.row], axis=1)
+
+
+class MemoryBound(Family[kernel.Streaming]):
+    name, title, telling = "memory", "memory-bound", -2
+
+    def predict(self, kernels: Sequence[kernel.Streaming]) -> Durations:
+        return by_model(kernels, lambda pattern, those: predict(self.gpu, pattern, table(Columns(those))))
+
+
+class GeneratedKernels(Family[kernel.Generated]):
+    """Written in Triton: nothing was fitted to them."""
+
+    name, title = "triton", "Triton kernels"
+
+    def predict(self, kernels: Sequence[kernel.Generated]) -> Durations:
+        return by_model(kernels, self._of_pattern)
+
+    def _of_pattern(self, pattern: str, kernels: list[kernel.Generated]) -> Durations:
+        those = Columns(kernels)
+        moved = table(those)
+        moved[:, READ] += those.rereads * missed(self.gpu, moved)
+        return predict(self.gpu, pattern, moved).slowed(1.0, Provenance.EXTRAPOLATED)
+
+
+class UnknownKernels(Family[kernel.Unknown]):
+    """Of ops that nobody described: as plain streaming of their bytes, which is a lower bound."""
+
+    name, title, telling = "unknown", "not described", -3
+
+    def predict(self, kernels: Sequence[kernel.Unknown]) -> Durations:
+        those = Columns(kernels)
+        moved = np.stack([those.read, those.written, those.elements, np.zeros_like(those.read)], axis=1)
+        return predict(self.gpu, "elementwise", moved).slowed(1.0, Provenance.BOUND)

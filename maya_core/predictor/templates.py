@@ -5,10 +5,15 @@ What the libraries take is measured (gemm, attention). How much longer Triton's 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from maya_core.hardware.catalog import Gpu
-from maya_core.predictor.durations import Durations
+from maya_core.ops import kernel
+from maya_core.ops.kernel import Columns
+from maya_core.predictor import attention, gemm
+from maya_core.predictor.durations import Durations, Provenance
+from maya_core.predictor.family import Family, by_model
 
 # The library's speed that a product reaches at its best tile, by compute capability. By judgement: close to cuBLAS on Ampere; Hopper's and
 # Blackwell's asynchronous instructions are used less well by a template than by the library.
@@ -19,16 +24,39 @@ ATTENTION_SLOWER = (1 / 0.90, 1 / 0.85)  # forward, backward
 LOADS = 24.0
 
 
-def gemm(gpu: Gpu, library: Durations, dtype: str, sizes: np.ndarray) -> Durations:
-    batch, m, n, _, _, tile_m, tile_n, _, warps, stages, traffic = sizes.T
-    tiles = np.ceil(m / tile_m) * np.ceil(n / tile_n) * batch
-    waste = tiles * tile_m * tile_n / (m * n * batch)  # of lanes outside the matrix
-    waves = np.ceil(tiles / gpu.sms) / (tiles / gpu.sms)  # the last one is not full
-    loads = 1 + LOADS * (1 / tile_m + 1 / tile_n) / 2
-    pipeline = 1 + 0.1 * np.maximum(0, 3 - stages)  # loads that are waited for
-    crowded = np.where(tile_m * tile_n / (warps * 32) > 128, 1.3, 1.0)  # accumulators that no longer fit in registers
-    best = 1 + LOADS / 128
-    share = SHARE_OF_LIBRARY.get(gpu.compute_capability[0], 0.8)
-    by_arithmetic = library.seconds / share * np.maximum(1.0, waste * waves) * loads / best * pipeline * crowded
-    by_traffic = traffic / gpu.memory_bandwidth_bytes_per_s
-    return Durations(np.maximum(by_arithmetic, by_traffic), library.provenance, library.profile, library.profiles)
+class TritonProducts(Family[kernel.TritonGemm]):
+    """As the libraries' product of that size, slowed by what Triton's compiler and this tile cost."""
+
+    name, title, compute_bound = "triton_gemm", "matrix products (Triton)", True
+
+    def predict(self, kernels: Sequence[kernel.TritonGemm]) -> Durations:
+        return by_model(kernels, self._of_dtype)
+
+    def _of_dtype(self, dtype: str, kernels: list[kernel.TritonGemm]) -> Durations:
+        those = Columns(kernels)
+        library = gemm.price_either(self.target, dtype, those)
+        tiles = np.ceil(those.m / those.tile_m) * np.ceil(those.n / those.tile_n) * those.batch
+        waste = tiles * those.tile_m * those.tile_n / (those.m * those.n * those.batch)  # of lanes outside the matrix
+        waves = np.ceil(tiles / self.gpu.sms) / (tiles / self.gpu.sms)  # the last one is not full
+        loads = 1 + LOADS * (1 / those.tile_m + 1 / those.tile_n) / 2
+        pipeline = 1 + 0.1 * np.maximum(0, 3 - those.stages)  # loads that are waited for
+        # accumulators that no longer fit in registers
+        crowded = np.where(those.tile_m * those.tile_n / (those.warps * 32) > 128, 1.3, 1.0)
+        best = 1 + LOADS / 128
+        share = SHARE_OF_LIBRARY.get(self.gpu.compute_capability[0], 0.8)
+        slower = 1 / share * np.maximum(1.0, waste * waves) * loads / best * pipeline * crowded
+        found = library.slowed(slower, Provenance.EXTRAPOLATED)
+        by_traffic = those.traffic / self.gpu.memory_bandwidth_bytes_per_s
+        return Durations(np.maximum(found.seconds, by_traffic), found.provenance, found.profile, found.profiles)
+
+
+class TritonAttentions(Family[kernel.TritonAttention]):
+    name, title, compute_bound = "triton_attention", "attention (Triton)", True
+
+    def predict(self, kernels: Sequence[kernel.TritonAttention]) -> Durations:
+        return by_model(kernels, self._one_way)
+
+    def _one_way(self, model: str, kernels: list[kernel.TritonAttention]) -> Durations:
+        those = Columns(kernels)
+        slower = ATTENTION_SLOWER[model.endswith("backward")] * those.share
+        return attention.price(self.target, model, those).slowed(slower, Provenance.EXTRAPOLATED)

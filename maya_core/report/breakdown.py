@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from maya_core.device.kernels.call import ITEM_BYTES
+from maya_core.hardware.dtypes import item_bytes
+from maya_core.ops.kernel import Unknown
 from maya_core.predictor.collectives import buffer_bytes
 from maya_core.predictor.durations import Provenance
+from maya_core.predictor.families import COMMUNICATION
 from maya_core.report.analysis import Analysis, Window
-from maya_core.report.kernels import COMMUNICATION, entries, family_of
-from maya_core.report.prediction import Communication, Confidence, Kernel, Module, RankTime
+from maya_core.report.kernels import entries
+from maya_core.report.prediction import Communication, Confidence, Kernel, Module, RankTime, UnknownOp
 from maya_core.simulator.clock import Work
 from maya_core.simulator.host import seconds_alone
 from maya_core.simulator.simulate import RankTimeline
@@ -93,7 +95,7 @@ def _slowed(analysis: Analysis, rank: RankTimeline, window: Window) -> float:
     if not (rank.kind == Work.MEET).any():  # kernels on several streams slow each other, which is nobody's loss
         return 0.0
     those = (rank.kind == Work.COMPUTE) & (rank.over > window.start) & (rank.began < window.end)
-    alone = seconds_alone(trace, priced.ops.seconds)[trace.events["subject"][rank.event[those]]]
+    alone = seconds_alone(priced)[trace.events["subject"][rank.event[those]]]
     return max(0.0, float((rank.over[those] - rank.began[those] - alone).sum())) / window.steps
 
 
@@ -102,14 +104,12 @@ def by_family(analysis: Analysis, rank: int) -> dict[str, float]:
     where, steps = analysis.steady_events(rank)
     events = trace.events[where]
     totals: dict[str, float] = defaultdict(float)
-    ops = np.bincount(events["subject"][events["kind"] == Kind.OP], minlength=len(trace.signatures))
-    for family, seconds, count in zip(
-        map(family_of, trace.signatures), priced.ops.seconds.tolist(), ops.tolist(), strict=False
-    ):
+    ops = np.bincount(events["subject"][events["kind"] == Kind.OP], minlength=len(trace.calls))
+    for family, seconds, count in zip(priced.families, priced.ops.seconds.tolist(), ops.tolist(), strict=False):
         totals[family] += seconds * count / steps
-    calls = np.bincount(events["subject"][events["kind"] == Kind.COLLECTIVE], minlength=len(trace.calls))
+    calls = np.bincount(events["subject"][events["kind"] == Kind.COLLECTIVE], minlength=len(trace.collectives))
     if calls.any():
-        totals[COMMUNICATION] = float((priced.calls.seconds * calls).sum()) / steps
+        totals[COMMUNICATION] = float((priced.collectives.seconds * calls).sum()) / steps
     return dict(sorted(((name, total) for name, total in totals.items() if total > 0), key=lambda pair: -pair[1]))
 
 
@@ -120,7 +120,7 @@ def confidence(analysis: Analysis) -> Confidence | None:
     for rank, trace in analysis.job.ranks.items():
         events = trace.events[analysis.steady_events(rank)[0]]
         priced = analysis.durations[rank]
-        for kind, known in ((Kind.OP, priced.ops), (Kind.COLLECTIVE, priced.calls)):
+        for kind, known in ((Kind.OP, priced.ops), (Kind.COLLECTIVE, priced.collectives)):
             subjects = events["subject"][events["kind"] == kind]
             if not len(subjects):
                 continue
@@ -137,6 +137,21 @@ def confidence(analysis: Analysis) -> Confidence | None:
             name: seconds / total for name, seconds in sorted(profiles.items(), key=lambda pair: -pair[1]) if seconds
         },
     )
+
+
+def unknown_ops(analysis: Analysis, rank: int) -> list[UnknownOp]:
+    """Ops of the last step that nobody described."""
+    trace, priced = analysis.job.ranks[rank], analysis.durations[rank]
+    where, steps = analysis.steady_events(rank) if analysis.steps else (slice(None), 1)
+    events = trace.events[where]
+    times = np.bincount(events["subject"][events["kind"] == Kind.OP], minlength=len(trace.calls)) / steps
+    found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for number in np.flatnonzero(times).tolist():
+        if any(isinstance(kernel, Unknown) for kernel in priced.kernels[number]):
+            found[trace.calls[number].name][0] += times[number]
+            found[trace.calls[number].name][1] += times[number] * float(priced.ops.seconds[number])
+    rows = [UnknownOp(name=name, calls=round(calls), seconds=seconds) for name, (calls, seconds) in found.items()]
+    return sorted(rows, key=lambda row: (-row.seconds, row.name))
 
 
 def top_kernels(analysis: Analysis, rank: int, most: int = 20) -> list[Kernel]:
@@ -162,7 +177,7 @@ def top_modules(analysis: Analysis, rank: int, most: int = 20) -> list[Module]:
     columns = len(Phase) + 1
     table = np.zeros((len(trace.modules), columns))
     counts = np.zeros(len(trace.modules))
-    for kind, seconds in ((Kind.OP, priced.ops.seconds), (Kind.COLLECTIVE, priced.calls.seconds)):
+    for kind, seconds in ((Kind.OP, priced.ops.seconds), (Kind.COLLECTIVE, priced.collectives.seconds)):
         those = events[events["kind"] == kind]
         if not len(those):
             continue
@@ -195,11 +210,11 @@ def communication(analysis: Analysis, rank: int) -> list[Communication]:
     rows: dict[tuple[int, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])
     chosen = events["subject"][events["kind"] == Kind.COLLECTIVE]
     for subject, times in zip(*np.unique(chosen, return_counts=True), strict=True):
-        call = trace.calls[int(subject)]
+        call = trace.collectives[int(subject)]
         row = rows[call.communicator, call.op]
         row[0] += times / steps
         row[1] += times / steps * _given(call)
-        row[2] += times / steps * float(priced.calls.seconds[subject])
+        row[2] += times / steps * float(priced.collectives.seconds[subject])
         row[3] += times / steps * buffer_bytes(call, trace.communicators[call.communicator], analysis.cluster)
     found = []
     for (number, op), (times, nbytes, seconds, whole) in rows.items():
@@ -220,4 +235,4 @@ def communication(analysis: Analysis, rank: int) -> list[Communication]:
 
 
 def _given(call: CollectiveCall) -> int:
-    return elements(call) * ITEM_BYTES.get(call.dtype, 1)
+    return elements(call) * item_bytes(call.dtype)

@@ -33,7 +33,7 @@ def compiled(job: JobTrace) -> Compiled | None:
 
 def _kernels(trace: RankTrace) -> int:
     step = trace.step(trace.steps) if trace.steps else trace.events
-    triton = np.array([signature.kernel is not None for signature in trace.signatures] or [False])
+    triton = np.array([call.triton is not None for call in trace.calls] or [False])
     return int(np.count_nonzero(triton[step["subject"][step["kind"] == Kind.OP]]))
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from maya_core.predictor.families import title
 from maya_core.report import words
 from maya_core.report.analysis import Analysis
 from maya_core.report.files import Made, write_file
@@ -93,8 +94,9 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for name in ("seconds", "size", "count", "rate", "money", "energy", "share", "family", "line"):
+    for name in ("seconds", "size", "count", "rate", "money", "energy", "share", "line"):
         environment.filters[name] = getattr(words, name)
+    environment.filters["family"] = title
     return environment
 
 

@@ -9,22 +9,13 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from maya_core.device.kernels.call import Signature, Tensor
 from maya_core.predictor.durations import Durations, Provenance
-from maya_core.predictor.kernels import kernels_of
+from maya_core.predictor.families import COMMUNICATION
 from maya_core.predictor.predict import TraceDurations
+from maya_core.trace.call import Call, Tensor
 from maya_core.trace.communication import CollectiveCall
 from maya_core.trace.rank import RankTrace
 from maya_core.trace.schema import Kind
-
-COMMUNICATION = "communication"
-_LESS_TELLING = {"memory": -2, "copy": -1}  # of an op with kernels of several families, others are what it is known for
-
-
-def family_of(signature: Signature) -> str:
-    """The family of the op's kernels."""
-    found = [kernel.family for kernel in kernels_of(signature) if kernel.family != "included"]
-    return max(found, key=lambda family: _LESS_TELLING.get(family, 0), default="memory")
 
 
 @dataclass(frozen=True)
@@ -49,8 +40,12 @@ def entries(trace: RankTrace, durations: TraceDurations) -> list[Entry]:
     step = trace.step(trace.steps) if trace.steps else trace.events
     found = []
     for kind, priced, label in (
-        (Kind.OP, durations.ops, lambda number: (*_op(trace.signatures[number]), family_of(trace.signatures[number]))),
-        (Kind.COLLECTIVE, durations.calls, lambda number: (*_collective(trace.calls[number]), COMMUNICATION)),
+        (Kind.OP, durations.ops, lambda number: (*_op(trace.calls[number]), durations.families[number])),
+        (
+            Kind.COLLECTIVE,
+            durations.collectives,
+            lambda number: (*_collective(trace.collectives[number]), COMMUNICATION),
+        ),
     ):
         numbers, counts = np.unique(step["subject"][step["kind"] == kind], return_counts=True)
         for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
@@ -65,12 +60,12 @@ def _entry(priced: Durations, number: int, count: int, name: str, shapes: str, f
     return Entry(name, shapes, family, count, float(priced.seconds[number]), known, profile)
 
 
-def _op(signature: Signature) -> tuple[str, str]:
-    shapes = ["x".join(map(str, a.sizes)) for a in signature.arguments if isinstance(a, Tensor) and a.sizes]
-    lists = [f"{len(a)} tensors" for a in signature.arguments if isinstance(a, list) and a and isinstance(a[0], Tensor)]
-    dtypes = dict.fromkeys(a.dtype for a in signature.arguments if isinstance(a, Tensor) and a.sizes)
+def _op(call: Call) -> tuple[str, str]:
+    shapes = ["x".join(map(str, a.sizes)) for a in call.arguments if isinstance(a, Tensor) and a.sizes]
+    lists = [f"{len(a)} tensors" for a in call.arguments if isinstance(a, list) and a and isinstance(a[0], Tensor)]
+    dtypes = dict.fromkeys(a.dtype for a in call.arguments if isinstance(a, Tensor) and a.sizes)
     parts = [*shapes[:3], *lists[:1], "/".join(list(dtypes)[:2])]
-    return signature.op.removeprefix("aten::"), ", ".join(part for part in parts if part)
+    return call.op.removeprefix("aten::"), ", ".join(part for part in parts if part)
 
 
 def _collective(call: CollectiveCall) -> tuple[str, str]:

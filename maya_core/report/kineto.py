@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from maya_core.device.kernels.call import ITEM_BYTES, Signature, Tensor, tensors_in
 from maya_core.errors import MayaError
-from maya_core.predictor.kernels import Kernel, kernels_of
-from maya_core.predictor.predict import Predictor
+from maya_core.hardware.dtypes import item_bytes
+from maya_core.ops.kernel import Copy, Kernel
 from maya_core.report.analysis import Analysis
 from maya_core.report.files import Made, rank_paths, write_file
 from maya_core.simulator.clock import Work
 from maya_core.simulator.host import KERNEL_GAP_S, LAUNCH_S, host_seconds
 from maya_core.simulator.simulate import RankTimeline
+from maya_core.trace.call import Call, Tensor, tensors_in
 from maya_core.trace.communication import CollectiveCall, Communicator
 from maya_core.trace.rank import RankTrace
 from maya_core.trace.schema import REPLAYED, Kind
@@ -96,9 +96,11 @@ class _Rank:
         self.trace: RankTrace = analysis.job.ranks[rank]
         self.items: RankTimeline = analysis.timeline.ranks[rank]
         self.pid = PID + rank
-        self.kernels = [kernels_of(signature) for signature in self.trace.signatures]
-        self.seconds = _kernel_seconds(analysis, self.kernels)
-        self.described = [_inputs(signature) for signature in self.trace.signatures]
+        priced = analysis.durations[rank]
+        self.kernels = priced.kernels
+        seconds = iter(priced.each.seconds.tolist())  # they add up to what the prediction has for the op
+        self.seconds = [[next(seconds) for _ in kernels] for kernels in self.kernels]
+        self.described = [_inputs(call) for call in self.trace.calls]
         self.ids = FIRST_ID
 
     def header(self) -> dict[str, Any]:
@@ -154,7 +156,9 @@ class _Rank:
 
     def _begins(self) -> np.ndarray:
         """When the host began with each item: after the one before, by the little that readers need to tell their ends apart."""
-        spent = host_seconds(self.trace, self.items.event, self.analysis.options.host)
+        spent = host_seconds(
+            self.trace, self.analysis.durations[self.rank], self.items.event, self.analysis.options.host
+        )
         before = np.concatenate([[0.0], self.items.issued[:-1] + APART_S])
         return np.maximum(self.items.issued - np.maximum(spent, 0.0), before)
 
@@ -204,11 +208,11 @@ class _Rank:
 
     def _op(self, item: int, event: np.void, graph: int) -> Iterator[dict[str, Any]]:
         number = int(event["subject"])
-        signature = self.trace.signatures[number]
+        call = self.trace.calls[number]
         replayed = bool(event["flags"] & REPLAYED)
         identity = self._next()
         if not replayed:
-            name = signature.op.partition(".")[0]
+            name = call.name
             args = {"External id": identity, **self._module(event), **self.described[number]}
             yield self._on_host(name, "cpu_op", event, self.begins[item], self.items.issued[item], args)
         kernels = self.kernels[number]
@@ -221,14 +225,14 @@ class _Rank:
         each = (float(self.items.issued[item]) - launch) / len(kernels)
         for kernel, seconds in zip(kernels, self.seconds[number], strict=True):
             correlation = graph
-            copies = kernel.model if kernel.family == "copy" else ""
+            copies = kernel.direction if isinstance(kernel, Copy) else ""
             if not replayed:
                 correlation = self._next()
                 api = "cudaMemcpyAsync" if copies else "cudaLaunchKernel"
                 yield self._runtime(api, item, launch, launch + each, correlation, identity)
                 yield self._flow("s", self.pid, self._thread(int(event["thread"])), launch, correlation)
-            name = COPIES.get(copies) or _kernel_name(kernel.family, kernel.model, signature)
-            more: dict[str, Any] = {"bytes": int(kernel.sizes[0])} if copies else {}
+            name = COPIES.get(copies) or _kernel_name(kernel, call)
+            more: dict[str, Any] = {"bytes": int(kernel.bytes)} if isinstance(kernel, Copy) else {}
             yield from self._on_device(
                 name, "gpu_memcpy" if copies else "kernel", item, start, start + seconds * stretch, correlation, identity,
                 {**more, **self._module(event)}, flow=not replayed,
@@ -257,7 +261,7 @@ class _Rank:
         yield from self._on_device(name, "kernel", item, start, over, correlation, identity, {**told, **waits})
 
     def _call(self, event: np.void) -> tuple[CollectiveCall, Communicator]:
-        call = self.trace.calls[int(event["subject"])]
+        call = self.trace.collectives[int(event["subject"])]
         return call, self.trace.communicators[call.communicator]
 
     def _module(self, event: np.void) -> dict[str, Any]:
@@ -303,16 +307,6 @@ class _Rank:
         }  # fmt: skip
 
 
-def _kernel_seconds(analysis: Analysis, chains: list[list[Kernel]]) -> list[list[float]]:
-    """By signature, of each of its kernels alone: they add up to what the prediction has for the op."""
-    options = analysis.options
-    predictor = Predictor(
-        analysis.cluster.gpu, burst=options.burst, attention=options.attention, calibration=options.calibration
-    )
-    seconds = iter(predictor.kernels([kernel for chain in chains for kernel in chain]).seconds.tolist())
-    return [[next(seconds) for _ in chain] for chain in chains]
-
-
 def _span(
     name: str, category: str, pid: int, tid: int, start: float, end: float, args: dict[str, Any]
 ) -> dict[str, Any]:
@@ -338,22 +332,21 @@ def _process(pid: int, name: str, label: str, place: int) -> Iterator[dict[str, 
     yield _meta("process_sort_index", pid, 0, sort_index=place)
 
 
-def _kernel_name(family: str, model: str, signature: Signature) -> str:
+def _kernel_name(kernel: Kernel, call: Call) -> str:
     """What it does, on what, for which op: gemm<c10::BFloat16> aten::mm"""
-    given = [t for argument in signature.arguments for t in tensors_in(argument)]
-    made = [t for output in signature.outputs for t in tensors_in(output)]
-    dtype = next((t.dtype for t in [*given, *made] if t.device != "cpu"), "")
-    what = family if family in ("gemm", "grouped_gemm", "convolution", "recurrent", "included") else model or family
-    return f"{what}<{_cpp(dtype)}> {signature.op.partition('.')[0]}"
+    given = [t for argument in call.arguments for t in tensors_in(argument)]
+    dtype = next((t.dtype for t in [*given, *call.results] if t.device != "cpu"), "")
+    what = kernel.family if kernel.named in ((), ("dtype",), ("op",)) else kernel.model
+    return f"{what}<{_cpp(dtype)}> {call.name}"
 
 
 def _cpp(dtype: str) -> str:
     return CPP.get(dtype, f"c10::{dtype}" if dtype else "")
 
 
-def _inputs(signature: Signature) -> dict[str, Any]:
-    arguments = list(signature.arguments)
-    if signature.op == "aten::copy_" and len(arguments) == 2:
+def _inputs(call: Call) -> dict[str, Any]:
+    arguments = list(call.arguments)
+    if call.op == "aten::copy_" and len(arguments) == 2:
         arguments.append(False)  # non_blocking, which the device does not keep
     rows = [_input(argument) for argument in arguments]
     types, dims, strides, values = (list(column) for column in zip(*rows, strict=True)) if rows else ([], [], [], [])
@@ -383,5 +376,5 @@ def _told(call: CollectiveCall, group: Communicator) -> dict[str, Any]:
         "Group size": len(ranks), "dtype": call.dtype, "In split size": str(list(call.splits_in)),
         "Out split size": str(list(call.splits_out)), "Process Group Name": group.name,
         "Process Group Description": "default_pg" if group.name == "0" else "undefined", "Process Group Ranks": str(ranks),
-        "Bytes": max(call.elements_in, call.elements_out) * ITEM_BYTES.get(call.dtype, 1),
+        "Bytes": max(call.elements_in, call.elements_out) * item_bytes(call.dtype),
     }  # fmt: skip

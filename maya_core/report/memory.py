@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 
+from maya_core.hardware.catalog import gpus
 from maya_core.hardware.models import Gpu
+from maya_core.hardware.platform import Platform
+from maya_core.ops.replan import replanned
 from maya_core.report.prediction import DeviceMemory, Memory, Peak
 from maya_core.trace.job import JobTrace
 from maya_core.trace.memory import DevicePeak, device_peaks
@@ -28,7 +32,7 @@ def _devices(rank: int, trace: RankTrace, gpu: Gpu) -> list[DeviceMemory]:
     ooms = trace.events[trace.events["kind"] == Kind.OUT_OF_MEMORY]
     outside = {"CUDA context and libraries": gpu.outside_bytes, "NCCL buffers": trace.meta.get("nccl_bytes", 0)}
     result = []
-    for peak in device_peaks(trace):
+    for peak in peaks_on(trace, gpu):
         asked = ooms[ooms["device"] == peak.device]
         largest = asked[np.argmax(asked["a"])] if len(asked) else None
         result.append(
@@ -52,6 +56,22 @@ def _devices(rank: int, trace: RankTrace, gpu: Gpu) -> list[DeviceMemory]:
             )
         )
     return result
+
+
+def peaks_on(trace: RankTrace, gpu: Gpu) -> list[DevicePeak]:
+    """The peaks of a rank's devices. On another GPU than the recorded one temporaries and workspaces are that GPU's; what the
+    allocator then holds in reserve is taken to change as what is allocated does."""
+    recorded = recorded_gpu(trace)
+    if recorded is None or recorded.name == gpu.name:
+        return device_peaks(trace)
+    there = device_peaks(replanned(trace, Platform(recorded), Platform(gpu)).trace)
+    reserved = {peak.device: peak.reserved_bytes - peak.allocated_bytes for peak in device_peaks(trace)}
+    return [replace(peak, reserved_bytes=peak.allocated_bytes + reserved[peak.device]) for peak in there]
+
+
+def recorded_gpu(trace: RankTrace) -> Gpu | None:
+    """The GPU that a trace was recorded for; None if the catalog does not have it, as when it is of somebody else's file."""
+    return gpus().get(trace.meta["gpu"])
 
 
 def _step(trace: RankTrace, event: np.void) -> int:

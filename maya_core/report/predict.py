@@ -12,9 +12,9 @@ from collections import Counter, defaultdict
 import numpy as np
 
 import maya_core
-from maya_core.device.kernels.call import Tensor, tensors_in
-from maya_core.device.kernels.planner import PEAK_DTYPE
 from maya_core.hardware.cluster import Cluster
+from maya_core.hardware.dtypes import dtype
+from maya_core.ops.plan import flops_of
 from maya_core.predictor.calibration import shipped_digest
 from maya_core.report import breakdown, words
 from maya_core.report.analysis import Analysis, Options, analyse
@@ -33,11 +33,13 @@ from maya_core.report.prediction import (
     Throughput,
     Time,
     TracePart,
+    UnknownOp,
     Workload,
     World,
 )
 from maya_core.report.throughput import throughput
 from maya_core.simulator.simulate import RankTimeline
+from maya_core.trace.call import Call, tensors_in
 from maya_core.trace.job import JobTrace
 from maya_core.trace.memory import devices_used
 from maya_core.trace.rank import RankTrace
@@ -45,9 +47,9 @@ from maya_core.trace.schema import Kind, Phase
 
 # What is not known of some ops, for the reader to weigh. docs/memory.md says more.
 CAVEATS = {
-    "convolution": "cuDNN's workspaces for convolutions are not included in memory.",
-    "_cudnn_rnn": "The reserve space of cuDNN's recurrent networks is an estimate.",
-    "_scaled_dot_product_cudnn_attention": "The workspace of cuDNN's attention is an estimate.",
+    "aten::convolution": "cuDNN's workspaces for convolutions are not included in memory.",
+    "aten::_cudnn_rnn": "The reserve space of cuDNN's recurrent networks is an estimate.",
+    "aten::_scaled_dot_product_cudnn_attention": "The workspace of cuDNN's attention is an estimate.",
 }
 # Half the width of the range around step_time_s, for time that is known so. docs/prediction.md says where from.
 ERROR = {"measured": 0.03, "interpolated": 0.08, "extrapolated": 0.25, "bound": 0.5}
@@ -72,6 +74,7 @@ def prediction_of(analysis: Analysis) -> Prediction:
     known = breakdown.confidence(analysis)
     time = _mean(ranks)
     shown = max(ranks, key=lambda rank: rank.compute_s).rank if ranks else next(iter(job.ranks))
+    unknown = breakdown.unknown_ops(analysis, shown)
     peak = flops.peak_flops_per_gpu * job.world_size if flops else 0.0
     tokens = work.tokens_per_step / step if step and work.tokens_per_step else None
     return Prediction(
@@ -117,11 +120,12 @@ def prediction_of(analysis: Analysis) -> Prediction:
             torch=traces[0].meta["torch"],
             python=traces[0].meta["python"],
             events=sum(len(trace.events) for trace in traces),
-            kernels_per_step=_kernels(job.ranks[shown], analysis.steps),
+            kernels_per_step=_kernels(analysis, shown),
         ),
         workload=_workload(job),
         compiled=compiled(job),
-        caveats=_caveats(analysis),
+        unknown_ops=unknown,
+        caveats=[*_caveats(analysis), *_of_unknown_ops(unknown, ranks)],
         hangs=analysis.hangs,
     )
 
@@ -156,33 +160,32 @@ def _flops(analysis: Analysis) -> Flops | None:
         where, steps = analysis.steady_events(rank)
         events = trace.events[where]
         ops = events[events["kind"] == Kind.OP]
-        each = np.array([signature.flops for signature in trace.signatures] or [0], float)
+        each = np.array([flops_of(call) for call in trace.calls] or [0], float)
         times = np.bincount(ops["subject"], minlength=len(each)) / steps
         again = np.bincount(ops["subject"][ops["phase"] == Phase.RECOMPUTE], minlength=len(each)) / steps
-        scores = np.array([SCORES_AGAIN * ("_attention_backward" in s.op) for s in trace.signatures] or [0.0])
+        scores = np.array([SCORES_AGAIN * ("_attention_backward" in call.op) for call in trace.calls] or [0.0])
         hardware += float((each * times).sum())
         model += float((each * (times - again) * (1 - scores)).sum())
         for number in np.flatnonzero(each * times).tolist():
-            dtypes[_dtype(trace, number)] += float(each[number] * times[number])
+            dtypes[_rate(trace.calls[number])] += float(each[number] * times[number])
     if not hardware:
         return None
     share = analysis.job.processes / len(analysis.job.ranks)
-    dtype = max(dtypes, key=lambda name: dtypes[name])
+    rate = max(dtypes, key=lambda name: dtypes[name])
     gpu = analysis.cluster.gpu
-    peak = gpu.peak_flops.get(dtype) or gpu.peak_flops["float32"]
-    return Flops(model=round(model * share), hardware=round(hardware * share), peak_flops_per_gpu=peak, dtype=dtype)
+    peak = gpu.peak_flops.get(rate) or gpu.peak_flops["float32"]
+    return Flops(model=round(model * share), hardware=round(hardware * share), peak_flops_per_gpu=peak, dtype=rate)
 
 
 # Of an op's arguments, those whose dtype says at what rate it is computed.
 OPERANDS = ("query", "mat2", "weight", "other", "batch2")
 
 
-def _dtype(trace: RankTrace, number: int) -> str:
-    signature = trace.signatures[number]
-    named = dict(zip(signature.names, signature.arguments, strict=False))
-    tensors = [named[name] for name in OPERANDS if isinstance(named.get(name), Tensor)]
-    tensors += [tensor for argument in signature.arguments for tensor in tensors_in(argument) if len(tensor.sizes) > 1]
-    return PEAK_DTYPE.get(tensors[0].dtype, "float32") if tensors else "float32"
+def _rate(call: Call) -> str:
+    """The peak rate that the call's arithmetic is held against."""
+    tensors = [tensor for name in OPERANDS if (tensor := call.tensor(name)) is not None]
+    tensors += [tensor for argument in call.arguments for tensor in tensors_in(argument) if len(tensor.sizes) > 1]
+    return dtype(tensors[0].dtype).rate if tensors else "float32"
 
 
 def _cost(cluster: Cluster, step: float | None, work: Throughput) -> Cost | None:
@@ -244,10 +247,29 @@ def _ended(traces: list[RankTrace]) -> str:
     return max((trace.meta["ended"] for trace in traces), key=order.index)
 
 
-def _kernels(trace: RankTrace, steps: int) -> int | None:
-    return trace.launches(trace.step(steps)) if 0 < steps <= trace.steps else None
+def _kernels(analysis: Analysis, rank: int) -> int | None:
+    """Launches of the last step."""
+    trace, steps = analysis.job.ranks[rank], analysis.steps
+    if not 0 < steps <= trace.steps:
+        return None
+    step = trace.step(steps)
+    return int(analysis.durations[rank].launches[step["subject"][step["kind"] == Kind.OP]].sum())
 
 
+def _of_unknown_ops(unknown: list[UnknownOp], ranks: list[RankTime]) -> list[str]:
+    if not unknown:
+        return []
+    total = max((sum(rank.by_family_s.values()) for rank in ranks), default=0.0)
+    seconds = sum(op.seconds for op in unknown)
+    names = ", ".join(op.name for op in unknown[:MOST_NAMES]) + (", ..." if len(unknown) > MOST_NAMES else "")
+    share = f"{seconds / total:.1%} of its kernels' time, " if total else ""
+    return [
+        f"{len(unknown)} op{'s' * (len(unknown) != 1)} ({names}) nobody described to Maya: {share}priced by the bytes they move, a lower bound. "
+        "docs/extending.md shows how to describe one."
+    ]
+
+
+MOST_NAMES = 5
 UNEVEN = 1.2  # times as long as the shortest: then the mean of the steps is no step's time
 
 
@@ -274,7 +296,7 @@ def _of_steps(analysis: Analysis, trace: RankTrace) -> list[str]:
 def _caveats(analysis: Analysis) -> list[str]:
     found: list[str] = []
     for trace in analysis.job.ranks.values():
-        ops = {signature.op.split("::")[-1].split(".")[0] for signature in trace.signatures}
+        ops = {call.name for call in trace.calls}
         found += [CAVEATS[name] for name in sorted(ops & CAVEATS.keys())]
         if assumed := sum(trace.meta.get("stand_ins", {}).values()):
             found.append(
@@ -294,8 +316,19 @@ def _caveats(analysis: Analysis) -> list[str]:
     emulated = next(iter(analysis.job.ranks.values())).meta["gpu"]
     if emulated != analysis.cluster.gpu.name:
         found.append(
-            f"Recorded on {emulated}, priced for {analysis.cluster.gpu.name}: torch may choose other attention kernels and workspaces there."
+            f"Recorded on {emulated}, planned anew for {analysis.cluster.gpu.name}: memory the allocator holds in reserve there is an estimate."
         )
+        asked = [line for trace in analysis.job.ranks.values() for line in trace.meta.get("asked_gpu", [])]
+        if asked:
+            found.append(
+                f"The program asks which GPU it runs on ({', '.join(dict.fromkeys(map(words.short_source, asked[:MOST_NAMES])))}): "
+                f"on {analysis.cluster.gpu.name} it may do other things than it did. Emulate it there to be sure."
+            )
+        kept = sorted({call.name for trace in analysis.job.ranks.values() for call in trace.calls if call.kernels})
+        if kept:
+            found.append(
+                f"The program described {', '.join(kept[:MOST_NAMES])} itself: kernels are as it said for {emulated}."
+            )
     calibration = analysis.options.calibration
     if calibration is not None and calibration.runs is not None and calibration.runs.shipped != shipped_digest():
         found.append(

@@ -163,6 +163,14 @@ class Confidence(Part):
     profiles: dict[str, float]  # shares by where the number comes from
 
 
+class UnknownOp(Part):
+    """An op that nobody described to Maya: it is priced by the bytes it moves, a lower bound."""
+
+    name: str
+    calls: int  # in a step
+    seconds: float
+
+
 class Flops(Part):
     """Of the whole job in a step. Multiplications and additions of products, convolutions and attention, as torch counts them."""
 
@@ -267,6 +275,7 @@ class Prediction(Part):
     trace: TracePart
     workload: Workload | None = None  # None: no step was trained, or an older version recorded it
     compiled: Compiled | None = None  # None: nothing was, or an older version recorded it
+    unknown_ops: list[UnknownOp] = []  # of the rank that computes most, longest first
     caveats: list[str]
     hangs: list[str]
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from maya_core.device.kernels.call import Signature, Tensor
 from maya_core.report.analysis import Analysis
 from maya_core.report.prediction import Throughput
+from maya_core.trace.call import Call, Tensor
 from maya_core.trace.communication import POINT_TO_POINT
 from maya_core.trace.job import JobTrace
 from maya_core.trace.rank import RankTrace
@@ -104,8 +104,8 @@ def _from_integers(analysis: Analysis, loaded: Throughput | None) -> Throughput 
         totals: dict[
             tuple[int, int], list[float]
         ] = {}  # by the embedding's module, and by op: forward and backward tell the same
-        for number, signature in enumerate(trace.signatures):
-            found = _looked_up(signature)
+        for number, call in enumerate(trace.calls):
+            found = _looked_up(call)
             if found is None:
                 continue
             ids, phase = found
@@ -133,26 +133,24 @@ def _from_integers(analysis: Analysis, loaded: Throughput | None) -> Throughput 
     )
 
 
-def _looked_up(signature: Signature) -> tuple[Tensor, Phase] | None:
+def _looked_up(call: Call) -> tuple[Tensor, Phase] | None:
     """The indices of an embedding. Its forward is recorded as the kernel it runs, which has them in one row."""
-    name = signature.op.split("::")[-1].split(".")[0]
-    if signature.kernel is not None:
-        return _looked_up_compiled(signature, signature.kernel.ops)
-    arguments = dict(zip(signature.names, signature.arguments, strict=False))
-    if name == "embedding_dense_backward":
-        ids, phase = arguments["indices"], Phase.BACKWARD
-    elif name == "index_select" and arguments["dim"] == 0 and len(arguments["self"].sizes) == 2:
-        ids, phase = arguments["index"], Phase.FORWARD
+    if call.triton is not None:
+        return _looked_up_compiled(call, call.triton.ops)
+    if call.name == "aten::embedding_dense_backward":
+        ids, phase = call["indices"], Phase.BACKWARD
+    elif call.name == "aten::index_select" and call["dim"] == 0 and len(call["self"].sizes) == 2:
+        ids, phase = call["index"], Phase.FORWARD
     else:
         return None
     return (ids, phase) if isinstance(ids, Tensor) and ids.dtype in INTEGERS else None
 
 
-def _looked_up_compiled(signature: Signature, ops: list[str]) -> tuple[Tensor, Phase] | None:
+def _looked_up_compiled(call: Call, ops: list[str]) -> tuple[Tensor, Phase] | None:
     """Where embeddings are fused with other ops, the indices are the integers that the kernel reads."""
     phases = {"embedding_dense_backward": Phase.BACKWARD, "embedding": Phase.FORWARD}
     phase = next((phase for name, phase in phases.items() if name in ops), None)
-    integers = [one for one in signature.arguments if isinstance(one, Tensor) and one.dtype in INTEGERS]
+    integers = [one for one in call.arguments if isinstance(one, Tensor) and one.dtype in INTEGERS]
     return None if phase is None or not integers else (max(integers, key=lambda one: one.numel), phase)
 
 
@@ -182,7 +180,7 @@ def _sharing(trace: RankTrace) -> Iterable[tuple[int, ...]]:
     collectives = trace.events[(trace.events["kind"] == Kind.COLLECTIVE) & (trace.events["phase"] == Phase.FORWARD)]
     # Outside any module a forward reduction is the loop's own: a loss averaged for the log, say.
     inside = set(np.unique(collectives["subject"][collectives["module"] > 0]).tolist())
-    for number, call in enumerate(trace.calls):
+    for number, call in enumerate(trace.collectives):
         group = trace.communicators[call.communicator]
         if group.backend != "nccl":
             continue

@@ -7,11 +7,6 @@ import os
 from pathlib import Path, PurePath
 
 NOTHING = "\u2013"
-FAMILIES = {
-    "gemm": "matrix products", "grouped_gemm": "grouped products", "attention": "attention",
-    "convolution": "convolution", "recurrent": "recurrent", "memory": "memory-bound", "copy": "copies",
-    "communication": "communication",
-}  # fmt: skip
 
 
 def seconds(value: float | None) -> str:
@@ -72,10 +67,6 @@ def share(value: float | None) -> str:
     if value is None:
         return NOTHING
     return f"{100 * value:.1f} %" if value < 0.9995 else "100 %"
-
-
-def family(name: str) -> str:
-    return FAMILIES.get(name, name.replace("_", " "))
 
 
 def line(source: str) -> str:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from maya_core.hardware.cluster import Cluster
+from maya_core.ops.kernel import Copy
 from maya_core.predictor.collectives import batch_seconds, buffer_bytes
-from maya_core.predictor.kernels import kernels_of
 from maya_core.predictor.placement import Placement, place
 from maya_core.predictor.predict import TraceDurations
 from maya_core.simulator.clock import LinkUse, Schedule, Work
@@ -140,7 +140,7 @@ def _items(
     played[[end for end in np.flatnonzero(events["kind"] == Kind.GROUP_END).tolist() if end not in groups]] = False
     # A trace does not say when a host waits for a message between host tensors: it is taken never to.
     on_host = (events["kind"] == Kind.COLLECTIVE) & ((events["flags"] & ON_HOST) > 0)
-    message = np.array([call.op in POINT_TO_POINT for call in trace.calls] or [False])
+    message = np.array([call.op in POINT_TO_POINT for call in trace.collectives] or [False])
     played &= ~(on_host & message[np.where(on_host, events["subject"], 0)])
     subject, event_total = _event_numbers(events, played, first_event)
     chosen = np.flatnonzero(played)
@@ -152,9 +152,9 @@ def _items(
     kinds = kind[rows["kind"]]
     kinds[on_host[chosen]] = Work.HOST_MEET
     ops = rows["kind"] == Kind.OP
-    kinds[ops] = _work(trace)[rows["subject"][ops]]
+    kinds[ops] = _work(durations)[rows["subject"][ops]]
     work = np.zeros(len(chosen))
-    work[ops] = seconds_alone(trace, durations.ops.seconds)[rows["subject"][ops]]
+    work[ops] = seconds_alone(durations)[rows["subject"][ops]]
     subjects = subject[chosen]
     whole_device = kinds == Work.HOST_DEVICE
     subjects[whole_device] = [devices.get((rank, device), -1) for device in rows["device"][whole_device].tolist()]
@@ -166,7 +166,7 @@ def _items(
         parts.append((number, calls))
     items = RankItems(
         shown, kinds, rows["stream"].astype(np.int32) + first_lane, subjects.astype(np.int32),
-        host_seconds(trace, chosen, host), work, parts,
+        host_seconds(trace, durations, chosen, host), work, parts,
     )  # fmt: skip
     return _in_order_on_communicators(trace, items, event_total)
 
@@ -211,14 +211,14 @@ def _event_numbers(events: np.ndarray, played: np.ndarray, first: int) -> tuple[
     return numbers, first + len(records)
 
 
-def _work(trace: RankTrace) -> np.ndarray:
-    """By signature: what kind of work an op is."""
-    kinds = np.full(max(1, len(trace.signatures)), Work.COMPUTE, np.uint8)
-    for number, signature in enumerate(trace.signatures):
-        if not signature.launches:
+def _work(priced: TraceDurations) -> np.ndarray:
+    """By call: what kind of work an op is."""
+    kinds = np.full(max(1, len(priced.kernels)), Work.COMPUTE, np.uint8)
+    for number, kernels in enumerate(priced.kernels):
+        if not kernels:
             kinds[number] = Work.MARK
             continue
-        ways = {kernel.model if kernel.family == "copy" else "" for kernel in kernels_of(signature)}
+        ways = {kernel.direction if isinstance(kernel, Copy) else "" for kernel in kernels}
         if ways in ({"h2d"}, {"d2h"}):  # an op that sends itself a table of pointers first is still compute
             kinds[number] = Work.COPY_IN if ways == {"h2d"} else Work.COPY_OUT
     return kinds
@@ -228,7 +228,7 @@ def _in_order_on_communicators(trace: RankTrace, items: RankItems, events: int) 
     """NCCL runs what is launched on one communicator in that order, whatever streams it is launched on."""
     last: dict[int, int] = {}  # item, by communicator
     after: list[tuple[int, int]] = []  # (item to wait for, item that waits)
-    subjects, communicator_of = trace.events["subject"], [call.communicator for call in trace.calls]
+    subjects, communicator_of = trace.events["subject"], [call.communicator for call in trace.collectives]
     for number, calls in items.parts:
         if items.kind[number] != Work.MEET:
             continue
@@ -262,12 +262,12 @@ class _Calls:
 
     def __init__(self, rank: int, trace: RankTrace, durations: TraceDurations, cluster: Cluster) -> None:
         self.rank, self.trace, self.cluster = rank, trace, cluster
-        self.seconds = durations.calls.seconds.tolist()
-        self.alone = [is_buffered(call) for call in trace.calls]
+        self.seconds = durations.collectives.seconds.tolist()
+        self.alone = [is_buffered(call) for call in trace.collectives]
         self.pressure: list[float] = []
         self.link: list[LinkUse] = []
         places: dict[tuple[int, ...], Placement] = {}
-        for call, seconds in zip(trace.calls, self.seconds, strict=True):
+        for call, seconds in zip(trace.collectives, self.seconds, strict=True):
             group = trace.communicators[call.communicator]
             one_way = call.op in POINT_TO_POINT
             if group.backend != "nccl":
@@ -289,7 +289,7 @@ class _Calls:
         if calls not in self._batches:
             ways: dict[str, list[tuple[int, float]]] = {way: [] for way in POINT_TO_POINT}
             for number in calls:
-                call = self.trace.calls[number]
+                call = self.trace.collectives[number]
                 group = self.trace.communicators[call.communicator]
                 if call.op in ways:
                     ways[call.op].append((group.ranks[call.peer], buffer_bytes(call, group, self.cluster)))
@@ -304,7 +304,7 @@ def _parts(
     batch = tuple(subjects)
     for event, subject in zip(events, subjects, strict=True):
         number = numbers[event] if numbers[event] >= 0 else meetings.new(1)
-        one_way = len(batch) > 1 and calls.trace.calls[subject].op in POINT_TO_POINT
+        one_way = len(batch) > 1 and calls.trace.collectives[subject].op in POINT_TO_POINT
         own = calls.together(batch) if one_way else calls.seconds[subject]
         meetings.seconds[number] = max(meetings.seconds[number], own)
         meetings.pressure[number] = calls.pressure[subject]

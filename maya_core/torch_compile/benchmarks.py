@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from maya_core.device.kernels.call import Signature
-from maya_core.device.kernels.planner import Planner
 from maya_core.device.patches import Patches
+from maya_core.device.planner import Planner
 from maya_core.hardware.catalog import Gpu
+from maya_core.ops.kernel import Gemm, Kernel
+from maya_core.ops.plan import kernels_of
 
 SHORTEST_MS = 1e-4  # of nothing at all: inductor divides by what it is told
 # The predictor prices products as if aligned, for want of a table of others; profiles show them take two to three times as long
@@ -49,21 +50,17 @@ class Prices:
         return Predictor(self.gpu)
 
     def of(self, work: Callable[[], Any]) -> float:
-        with aside(self.native) as calls:
+        with aside(self.native) as numbers:
             work()
-        signatures = [self.planner.signatures[call] for call in calls]
-        slower = np.array([MISALIGNED if misaligned(signature) else 1.0 for signature in signatures])
-        return max(float((self._predictor.ops(signatures).seconds * slower).sum()) * 1e3, SHORTEST_MS)
+        calls = [self.planner.calls[number] for number in numbers]
+        kernels = [kernel for call in calls for kernel in kernels_of(call, self.planner.platform)]
+        slower = np.array([MISALIGNED if misaligned(kernel) else 1.0 for kernel in kernels])
+        return max(float((self._predictor.kernels(kernels).seconds * slower).sum()) * 1e3, SHORTEST_MS)
 
 
-def misaligned(signature: Signature) -> bool:
+def misaligned(kernel: Kernel) -> bool:
     """A product of half precision whose rows do not begin on 16 bytes."""
-    from maya_core.predictor.kernels import kernels_of
-
-    products = [kernel for kernel in kernels_of(signature) if kernel.family == "gemm"]
-    return any(
-        kernel.model in ("bfloat16", "float16") and any(size % 8 for size in kernel.sizes[2:4]) for kernel in products
-    )
+    return isinstance(kernel, Gemm) and kernel.dtype in ("bfloat16", "float16") and bool(kernel.n % 8 or kernel.k % 8)
 
 
 def put_on(prices: Prices, patches: Patches) -> None:

@@ -20,7 +20,7 @@ from maya_core.hardware.catalog import Gpu
 
 PACKAGE = Path(maya_core.__file__).parent
 # What decides what is kept: how kernels are described, and the predictor that answers in the place of a clock.
-DECIDING = ("torch_compile/*.py", "predictor/*.py", "predictor/kernels/*.py", "predictor/profiles/**/*.json")
+DECIDING = ("torch_compile/*.py", "ops/*.py", "ops/*.txt", "predictor/*.py", "predictor/profiles/**/*.json")
 # Modules whose cached functions answer for the device. Others' must stay: what registers patterns does so once.
 ABOUT_DEVICE = (
     "torch.utils._triton",

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 import maya_core
-from maya_core.device.kernels.triton import TritonKernel
 from maya_core.device.patches import Patches
 from maya_core.torch_compile.source import use_of
 from maya_core.torch_compile.templates import template_of
+from maya_core.trace.triton import TritonKernel
 
 KEY = "maya"  # in a kernel's inductor_meta
 MOST_LINES = 8

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from maya_core.device.kernels.planner import Planner
-from maya_core.device.kernels.triton import NAMESPACE
 from maya_core.device.patches import Patches
+from maya_core.device.planner import Planner
 from maya_core.torch_compile.benchmarks import Prices
 from maya_core.torch_compile.configurations import best
 from maya_core.torch_compile.description import kernel_of
 from maya_core.torch_compile.templates import with_mask
 from maya_core.torch_compile.user_kernels import use_of
+from maya_core.trace.triton import NAMESPACE
 
 WRITTEN = ("out_ptr", "in_out_ptr", "ws_ptr")  # how inductor's code generation names what a kernel writes
 

@@ -25,7 +25,7 @@ BLOCKS = ("arg_KV_IDX", "arg_FULL_KV_IDX")
 
 
 def template_of(kernel: Any) -> dict[str, Any]:
-    """Sizes as `predictor.kernels.Kernel` has them for the family; nothing where the template is of another kind."""
+    """Sizes as the kernels of `maya_core/ops/kernel.py` have them; nothing where the template is of another kind."""
     given = kernel.named_input_nodes
     if {"Q", "K", "V"} <= given.keys():
         return _attention(given, backward="DO" in given)

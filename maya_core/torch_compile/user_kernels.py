@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from maya_core.device.kernels.planner import Planner
-from maya_core.device.kernels.triton import NAMESPACE, TritonKernel
 from maya_core.device.patches import Patches
-from maya_core.device.rules import Rules
+from maya_core.device.planner import Planner
 from maya_core.launch.progress import say
+from maya_core.ops.rules import Rules
 from maya_core.torch_compile.source import Use, use_of
+from maya_core.trace.triton import NAMESPACE, TritonKernel
 
 
 def put_on(rules: Rules, planner: Planner, patches: Patches) -> None:

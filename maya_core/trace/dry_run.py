@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from maya_core.device.kernels.call import ITEM_BYTES
+from maya_core.hardware.dtypes import item_bytes
 from maya_core.trace.communication import POINT_TO_POINT, CollectiveCall
 from maya_core.trace.job import JobTrace, meetings_of
 from maya_core.trace.rank import RankTrace
@@ -88,7 +88,7 @@ class _Order:
 def _follow(rank: int, trace: RankTrace, meetings: np.ndarray, order: _Order) -> Iterator[_Arrival]:
     """Puts one rank's calls into the order. A call that meets nobody holds nobody up, and is not looked at."""
     events, join = trace.events, order.join
-    buffered = [is_buffered(call) for call in trace.calls]
+    buffered = [is_buffered(call) for call in trace.collectives]
     host = 0  # what it has waited for
     streams: dict[int, int] = {}  # what is queued on each
     recorded: dict[tuple[int, int], int] = {}  # what was queued before an event, by event and version
@@ -104,7 +104,7 @@ def _follow(rank: int, trace: RankTrace, meetings: np.ndarray, order: _Order) ->
             streams[stream] = join(queued, recorded.get((subject, a), 0))
         elif kind == COLLECTIVE and flags & ON_HOST:
             # The trace does not say when the host waits for a message, so it is taken never to.
-            waits = trace.calls[subject].op not in POINT_TO_POINT
+            waits = trace.collectives[subject].op not in POINT_TO_POINT
             order.put(meeting, host)
             yield _Arrival(rank, meeting, host, waits)
             host = meeting if waits else host
@@ -132,7 +132,7 @@ def _follow(rank: int, trace: RankTrace, meetings: np.ndarray, order: _Order) ->
 
 def is_buffered(call: CollectiveCall) -> bool:
     """Is this a message that is over for its sender before anybody receives it?"""
-    return call.op == "send" and call.elements_in * ITEM_BYTES.get(call.dtype, 1) <= BUFFERED_BYTES
+    return call.op == "send" and call.elements_in * item_bytes(call.dtype) <= BUFFERED_BYTES
 
 
 def _meetings(job: JobTrace) -> dict[int, np.ndarray]:

@@ -108,7 +108,7 @@ def _numbered_terms(job: JobTrace) -> dict[int, np.ndarray]:
     """For every call of every rank a number that is the same where the terms are."""
     numbers: dict[tuple[object, ...], int] = {}
     return {
-        rank: np.array([numbers.setdefault(_terms(call), len(numbers)) for call in trace.calls], np.int64)
+        rank: np.array([numbers.setdefault(_terms(call), len(numbers)) for call in trace.collectives], np.int64)
         for rank, trace in job.ranks.items()
     }
 
@@ -119,7 +119,7 @@ def _first_difference(job: JobTrace, meet: Rendezvous, end: int, numbered: dict[
     terms = [numbered[rank][mine] for rank, mine in zip(meet.members, calls, strict=True)]
     differing = np.flatnonzero(np.any([others != terms[0] for others in terms[1:]], axis=0))
     first = int(differing[0]) if len(differing) else None
-    by_pair = np.array([_is_by_pair(call) for call in job.ranks[meet.members[0]].calls], bool)
+    by_pair = np.array([_is_by_pair(call) for call in job.ranks[meet.members[0]].collectives], bool)
     seen: set[tuple[int, ...]] = set()
     for row in np.flatnonzero(by_pair[calls[0][:first]]).tolist():
         combination = tuple(int(mine[row]) for mine in calls)
@@ -219,7 +219,7 @@ def _event(meet: Rendezvous, row: int, rank: int) -> int:
 
 def _call(job: JobTrace, meet: Rendezvous, row: int, rank: int) -> CollectiveCall:
     trace = job.ranks[rank]
-    return trace.calls[int(trace.events["subject"][_event(meet, row, rank)])]
+    return trace.collectives[int(trace.events["subject"][_event(meet, row, rank)])]
 
 
 def _side(job: JobTrace, meet: Rendezvous, row: int, rank: int, placed: bool = False) -> Side:
@@ -237,7 +237,7 @@ def _last_of(job: JobTrace, rank: int) -> Side:
     made = trace.events[trace.events["kind"] == Kind.COLLECTIVE]
     if not len(made):
         return Side((rank,), f"{ended}, without a collective call", ())
-    call = trace.calls[int(made["subject"][-1])]
+    call = trace.collectives[int(made["subject"][-1])]
     group = trace.communicators[call.communicator]
     text = f"{ended}, last in {call_in_words(call, group)} on {communicator_in_words(group)}"
     return Side((rank,), text, trace.sites[int(made["b"][-1])])

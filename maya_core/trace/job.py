@@ -135,8 +135,8 @@ def _lines(trace: RankTrace) -> Iterator[tuple[_Line, str, np.ndarray]]:
     first: dict[Communicator, int] = {}  # a group that is destroyed and made again goes on as the one it was
     same = [first.setdefault(group, number) for number, group in enumerate(groups)]
     numbers: dict[tuple[int, int, int, str], int] = {}
-    by_call = np.zeros(len(trace.calls), np.int64)
-    for number, call in enumerate(trace.calls):
+    by_call = np.zeros(len(trace.collectives), np.int64)
+    for number, call in enumerate(trace.collectives):
         ends = _ends(call, trace.communicators[call.communicator])
         by_call[number] = numbers.setdefault((same[call.communicator], *ends), len(numbers))
     indices = np.flatnonzero(trace.events["kind"] == Kind.COLLECTIVE)

@@ -53,7 +53,8 @@ class DevicePeak:
 
 def devices_used(trace: RankTrace) -> list[int]:
     memory = trace.events[np.isin(trace.events["kind"], (Kind.ALLOC, Kind.FREE, Kind.OUT_OF_MEMORY))]
-    return np.unique(memory["device"]).tolist()
+    answer: list[int] = np.unique(memory["device"]).tolist()
+    return answer
 
 
 def blocks(trace: RankTrace, device: int) -> Blocks:

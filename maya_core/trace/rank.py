@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from maya_core.device.kernels.call import Signature, Tensor, packed
-from maya_core.device.kernels.triton import TritonKernel
 from maya_core.errors import MayaError
+from maya_core.trace.call import DEFAULT_SETTINGS, Call, Settings, Tensor, packed
 from maya_core.trace.communication import CollectiveCall, Communicator, Frame, Site
 from maya_core.trace.schema import EVENT, VERSION, Kind
+from maya_core.trace.triton import TritonKernel
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class RankTrace:
 
     meta: dict[str, Any]
     events: np.ndarray  # of dtype EVENT
-    signatures: list[Signature]
+    calls: list[Call]  # distinct calls of ops, by number
     modules: list[str]  # module path by number
     streams: list[tuple[int, int]]  # (device, stream id) by number; stream id 0 is the default stream
     communicators: list[Communicator]
-    calls: list[CollectiveCall]  # on the communicators, by number
+    collectives: list[CollectiveCall]  # on the communicators, by number
     sites: list[Site]  # call stacks, by number
     lines: list[str] = field(
         default_factory=lambda: [""]
@@ -37,7 +37,8 @@ class RankTrace:
 
     @property
     def ops(self) -> np.ndarray:
-        return self.events[self.events["kind"] == Kind.OP]
+        answer: np.ndarray = self.events[self.events["kind"] == Kind.OP]
+        return answer
 
     @property
     def steps(self) -> int:
@@ -50,16 +51,6 @@ class RankTrace:
             raise IndexError(f"step {number}: the trace has {len(ends)}")
         first = 0 if number == 1 else int(ends[number - 2]) + 1
         return self.events[first : int(ends[number - 1]) + 1]
-
-    def launches(self, events: np.ndarray) -> int:
-        """Kernels, copies and memsets put on the device by these events."""
-        return int(self._per_signature("launches")[events[events["kind"] == Kind.OP]["subject"]].sum())
-
-    def flops(self, events: np.ndarray) -> int:
-        return int(self._per_signature("flops")[events[events["kind"] == Kind.OP]["subject"]].sum())
-
-    def _per_signature(self, field: str) -> np.ndarray:
-        return np.array([getattr(signature, field) for signature in self.signatures] or [0], dtype=np.int64)
 
 
 def _to_json(value: Any) -> Any:
@@ -85,6 +76,29 @@ def _from_json(value: Any) -> Any:
     return value
 
 
+def _call_to_json(call: Call) -> dict[str, Any]:
+    row = {"op": call.op, "names": call.names, "args": _to_json(call.arguments), "out": _to_json(call.outputs)}
+    if settings := call.settings.as_json():
+        row["settings"] = settings
+    if call.triton is not None:
+        row["triton"] = call.triton.as_json()
+    if call.kernels:
+        row["kernels"] = call.kernels
+    return row
+
+
+def _call_from_json(row: dict[str, Any]) -> Call:
+    return Call(
+        row["op"],
+        row["names"],
+        _from_json(row["args"]),
+        _from_json(row["out"]),
+        Settings(**row["settings"]) if "settings" in row else DEFAULT_SETTINGS,
+        TritonKernel.from_json(row["triton"]) if "triton" in row else None,
+        row.get("kernels", []),
+    )
+
+
 # Numbers that mostly grow by little compress well as differences.
 _AS_DIFFERENCES = ("time_ns", "a")
 
@@ -94,7 +108,7 @@ def _communication_to_json(trace: RankTrace) -> dict[str, Any]:
     numbers = {frame: number for number, frame in enumerate(frames)}
     return {
         "communicators": [asdict(communicator) for communicator in trace.communicators],
-        "calls": [asdict(call) for call in trace.calls],
+        "calls": [asdict(call) for call in trace.collectives],
         "frames": [[frame.file, frame.line, frame.function] for frame in frames],
         "sites": [[numbers[frame] for frame in site] for site in trace.sites],
     }
@@ -116,7 +130,7 @@ def write_trace(path: Path, trace: RankTrace) -> None:
     """Writes the trace; a file of that name is replaced only once the new one is whole."""
     part = path.with_name(path.name + ".part")
     with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
-        archive.writestr("meta.json", json.dumps({"format": "maya-rank-trace", "version": VERSION, **trace.meta}))
+        archive.writestr("meta.json", json.dumps({**trace.meta, "format": "maya-rank-trace", "version": VERSION}))
         for column in EVENT.names or ():
             values = np.ascontiguousarray(trace.events[column])
             if column in _AS_DIFFERENCES:
@@ -124,19 +138,7 @@ def write_trace(path: Path, trace: RankTrace) -> None:
             buffer = io.BytesIO()
             np.save(buffer, values, allow_pickle=False)
             archive.writestr(f"events/{column}.npy", buffer.getvalue())
-        rows = [
-            {
-                "op": s.op,
-                "names": s.names,
-                "args": _to_json(s.arguments),
-                "out": _to_json(s.outputs),
-                "launches": s.launches,
-                "flops": s.flops,
-                **({"triton": s.kernel.as_json()} if s.kernel else {}),
-            }
-            for s in trace.signatures
-        ]
-        archive.writestr("signatures.json", json.dumps(rows, separators=(",", ":")))
+        archive.writestr("calls.json", json.dumps([_call_to_json(call) for call in trace.calls], separators=(",", ":")))
         archive.writestr("modules.json", json.dumps(trace.modules))
         archive.writestr("streams.json", json.dumps(trace.streams))
         archive.writestr("lines.json", json.dumps(trace.lines))
@@ -158,18 +160,9 @@ def read_trace(path: str | Path) -> RankTrace:
             for column in EVENT.names or ():
                 values = np.load(io.BytesIO(archive.read(f"events/{column}.npy")), allow_pickle=False)
                 events[column] = np.cumsum(values) if column in _AS_DIFFERENCES else values
-            signatures = [
-                Signature(
-                    row["op"],
-                    row["names"],
-                    _from_json(row["args"]),
-                    _from_json(row["out"]),
-                    row["launches"],
-                    row["flops"],
-                    TritonKernel.from_json(row["triton"]) if "triton" in row else None,
-                )
-                for row in json.loads(archive.read("signatures.json"))
-            ]
+            # up to version 5 calls were called signatures, and had the launches of the GPU they were recorded on
+            rows = json.loads(archive.read("calls.json" if meta["version"] >= 6 else "signatures.json"))
+            calls = [_call_from_json(row) for row in rows]
             modules = json.loads(archive.read("modules.json"))
             streams = [(device, stream) for device, stream in json.loads(archive.read("streams.json"))]
             communication: tuple[list[Communicator], list[CollectiveCall], list[Site]] = ([], [], [])
@@ -181,7 +174,7 @@ def read_trace(path: str | Path) -> RankTrace:
             f"{path} is not a whole Maya trace ({error}).",
             "It may be cut short or of another kind; run `maya run` again to make it anew.",
         ) from error
-    return RankTrace(meta, events, signatures, modules, streams, *communication, lines)
+    return RankTrace(meta, events, calls, modules, streams, *communication, lines)
 
 
 def _check_version(path: Path, meta: dict[str, Any]) -> None:

@@ -6,8 +6,9 @@ import enum
 
 import numpy as np
 
-# 2: collectives, of which version 1 has none; 3: lines of allocations; 4: work of the host; 5: kernels in Triton
-VERSION = 5
+# 2: collectives, of which version 1 has none; 3: lines of allocations; 4: work of the host; 5: kernels in Triton; 6: calls with
+# torch's settings, without the launches of the GPU they were recorded on
+VERSION = 6
 
 EVENT = np.dtype(
     [
@@ -29,7 +30,7 @@ EVENT = np.dtype(
 class Kind(enum.IntEnum):
     """What happened; the comment says what `subject`, `a` and `b` hold."""
 
-    OP = 0  # subject: signature
+    OP = 0  # subject: call
     ALLOC = 1  # subject: line of the program, a: address, b: bytes
     FREE = 2  # a: address, b: bytes
     SEGMENT_ALLOC = 3  # a: address, b: bytes
@@ -67,3 +68,4 @@ class Category(enum.IntEnum):
 # Flags.
 REPLAYED = 1  # put on the stream by a CUDA graph
 ON_HOST = 2  # a collective of host tensors: no stream takes part
+TEMPORARY = 4  # memory that a kernel takes and gives back within its call

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from maya_core.device.kernels.call import ITEM_BYTES
+from maya_core.hardware.dtypes import item_bytes
 from maya_core.trace.communication import CollectiveCall, Communicator, Frame, Site
 
 FRAMES_SHOWN = 6
@@ -21,7 +21,7 @@ def call_in_words(call: CollectiveCall, group: Communicator) -> str:
     reduction = f" ({call.reduction})" if call.reduction else ""
     peer = f" {_DIRECTION[call.op]} rank {group.ranks[call.peer]}" if call.peer >= 0 else ""
     count = elements(call)
-    return f"{call.op}{reduction}{peer} of {count:,} {call.dtype} ({_bytes(count * ITEM_BYTES.get(call.dtype, 1))})"
+    return f"{call.op}{reduction}{peer} of {count:,} {call.dtype} ({_bytes(count * item_bytes(call.dtype))})"
 
 
 def elements(call: CollectiveCall) -> int:

@@ -94,24 +94,26 @@ def on_oracle(oracle: str, name: str, layers: str, gpu: str) -> Figures:
 RUN = """
 import json, runpy, sys, time
 import maya_core
-from maya_core.device.kernels.call import Tensor
-from maya_core.predictor.kernels import kernels_of
-from maya_core.trace.schema import Kind
+from maya_core.hardware.catalog import find_gpu
+from maya_core.hardware.platform import Platform
+from maya_core.ops.plan import kernels_of
+from maya_core.trace.call import Tensor
 gpu, *sys.argv = sys.argv[1:]
 time.sleep = lambda seconds: None
 with maya_core.emulate(gpu, gpus=8) as job:
     runpy.run_path(sys.argv[0], run_name="__main__")
-signatures = job.trace.signatures
-marks = [n for n, s in enumerate(signatures) if any(isinstance(a, Tensor) and a.sizes == (7919,) and a.device == "cpu" for a in s.arguments)]
+calls = job.trace.calls
+marks = [n for n, call in enumerate(calls) if any(isinstance(a, Tensor) and a.sizes == (7919,) and a.device == "cpu" for a in call.arguments)]
 ops = job.trace.ops
 last = max(i for i, op in enumerate(ops["subject"].tolist()) if op in marks)
-step = [signatures[n] for n in ops["subject"][last + 1:].tolist()]
+step = [calls[n] for n in ops["subject"][last + 1:].tolist()]
 triton = [
-    dict(name=s.kernel.name, grid=s.arguments[-3], threads=32 * s.kernel.warps, configs=s.kernel.configs)
-    for s in step if s.kernel
+    dict(name=call.triton.name, grid=call.arguments[-3], threads=32 * call.triton.warps, configs=call.triton.configs)
+    for call in step if call.triton
 ]
-products = sum(k.family == "gemm" for s in step for k in kernels_of(s))
-print("FIGURES", json.dumps(dict(triton=triton, products=products, launches=sum(s.launches for s in step))))
+kernels = [kernel for call in step for kernel in kernels_of(call, Platform(find_gpu(gpu)))]
+products = sum(kernel.family == "gemm" for kernel in kernels)
+print("FIGURES", json.dumps(dict(triton=triton, products=products, launches=len(kernels))))
 """
 
 

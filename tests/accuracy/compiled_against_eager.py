@@ -18,7 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 import maya_core
-from maya_core.predictor.kernels import kernels_of
+from maya_core.hardware.catalog import find_gpu
+from maya_core.hardware.platform import Platform
+from maya_core.ops.plan import kernels_of
 from maya_core.trace.rank import RankTrace
 from maya_core.trace.schema import Kind
 
@@ -59,8 +61,9 @@ def train(layers: int, batch: int, length: int, compiled: bool) -> None:
 
 def moved(trace: RankTrace) -> float:
     step = trace.step(trace.steps)
-    called = [trace.signatures[number] for number in step["subject"][step["kind"] == Kind.OP]]
-    kernels = [kernel for signature in called for kernel in kernels_of(signature) if kernel.family in MOVES]
+    called = [trace.calls[number] for number in step["subject"][step["kind"] == Kind.OP]]
+    platform = Platform(find_gpu(trace.meta["gpu"]))
+    kernels = [kernel for call in called for kernel in kernels_of(call, platform) if kernel.family in MOVES]
     return sum(sum(kernel.sizes[: 1 if kernel.family == "copy" else 2]) for kernel in kernels) / 1e9
 
 

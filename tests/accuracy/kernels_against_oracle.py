@@ -4,7 +4,7 @@
 
 RUN is a command that runs a script on real CUDA PyTorch over a fake CUDA runtime, and writes what was launched into the
 file ORACLE_TRACE names: `L kernel,grid,block,...`, `G gemm,m,n,k,batch`, `P direction,bytes`, `Z bytes` and
-`S cudaDeviceSynchronize`. With --write the figures are kept, for tests/predictor/test_op_kernels.py.
+`S cudaDeviceSynchronize`. With --write the figures are kept, for tests/ops/test_op_kernels.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SCRIPT = f"""
 import sys
 sys.path.insert(0, {str(TESTS)!r})
 import torch
-from predictor.op_cases import CASES
+from ops.op_cases import CASES
 for make in CASES.values():
     call = make()
     torch.cuda.synchronize()
@@ -47,8 +47,8 @@ def main() -> None:
     parser.add_argument("run")
     parser.add_argument("--write", type=Path)
     given = parser.parse_args()
-    from predictor import oracle_figures
-    from predictor.op_cases import CASES
+    from ops import oracle_figures
+    from ops.op_cases import CASES
 
     from maya_core.device.emulated import EmulatedDevice
     from maya_core.hardware.catalog import find_gpu

@@ -25,6 +25,9 @@ from rich.table import Table
 from maya_core.hardware.catalog import find_gpu
 from maya_core.trace import read_trace
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from launches import launches
+
 LIMITS = {"allocated": 0.5, "reserved": 3.0, "launches": 2.0}  # percent
 
 
@@ -60,7 +63,7 @@ def emulated(script: Path, gpu: str) -> dict[str, int]:
     return {
         "allocated": line["max_memory_allocated"],
         "reserved": line["max_memory_reserved"],
-        "launches": trace.launches(trace.events),
+        "launches": launches(trace),
     }
 
 

@@ -149,7 +149,7 @@ def predicted_ms(one: Measured) -> float:
             end = middle if one.mode == "forward" else count()
     events = job.trace.events[begin:end]
     ops = events[events["kind"] == Kind.OP]["subject"]
-    return 1e3 * float(Predictor(find_gpu(one.gpu)).ops(job.trace.signatures).seconds[ops].sum())
+    return 1e3 * float(Predictor(find_gpu(one.gpu)).ops(job.trace.calls).seconds[ops].sum())
 
 
 def main() -> None:

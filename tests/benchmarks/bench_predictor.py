@@ -11,9 +11,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from maya_core.device.kernels.call import Signature, Tensor, packed
 from maya_core.hardware.catalog import find_gpu
 from maya_core.predictor.predict import Predictor
+from maya_core.trace.call import Call, Tensor, packed
 
 OPS = 10_000
 ONE_BY_ONE = 200
@@ -23,7 +23,7 @@ def _tensor(*sizes: int, dtype: str = "BFloat16") -> Tensor:
     return Tensor(dtype, sizes, packed(sizes), "cuda")
 
 
-def distinct_ops(count: int) -> list[Signature]:
+def distinct_ops(count: int) -> list[Call]:
     """Ops as a large model's steps have them, no two alike: a third products, the rest of a transformer's families."""
     random = np.random.default_rng(0)
     found = []
@@ -43,7 +43,7 @@ def distinct_ops(count: int) -> list[Signature]:
             call = ("aten::_softmax", ["self", "dim", "half_to_float"], [x, -1, False], [x])
         else:
             call = ("aten::gelu", ["self"], [x], [x])
-        found.append(Signature(*call, 1, 0))
+        found.append(Call(*call))
     return found
 
 

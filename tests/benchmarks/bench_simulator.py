@@ -63,7 +63,7 @@ def main() -> None:
         return time.process_time() - begun
 
     seconds = []
-    print(f"pricing {len(trace.signatures)} distinct calls: {pricing:.2f} s\n")
+    print(f"pricing {len(trace.calls)} distinct calls: {pricing:.2f} s\n")
     print(f"{'events':>10} {'seconds':>9} {'us each':>9}")
     for size in SIZES:
         job = repeated(trace, size)

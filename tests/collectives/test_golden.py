@@ -34,7 +34,7 @@ def collectives(trace: RankTrace, step: int) -> list[Seen]:
     seen = []
     for event in trace.step(step):
         if event["kind"] == Kind.COLLECTIVE:
-            call = trace.calls[event["subject"]]
+            call = trace.collectives[event["subject"]]
             size = {"Float": 4, "BFloat16": 2, "Long": 8}[call.dtype]
             seen.append(
                 Seen(
@@ -178,7 +178,7 @@ def _with(trace: RankTrace, step: int, peer: int) -> list[tuple[str, int, tuple[
     found = []
     for event in trace.step(step):
         if event["kind"] == Kind.COLLECTIVE:
-            call = trace.calls[event["subject"]]
+            call = trace.collectives[event["subject"]]
             ranks = trace.communicators[call.communicator].ranks
             if ranks[call.peer] == peer:
                 found.append((call.op, 4 * call.elements_in, ranks))

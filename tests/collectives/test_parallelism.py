@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import maya_core
-from maya_core.device.kernels.call import ITEM_BYTES
+from maya_core.hardware.dtypes import item_bytes
 from maya_core.trace.hangs import find_hangs
 from maya_core.trace.job import JobTrace, read_job
 from maya_core.trace.rank import RankTrace
@@ -34,10 +34,10 @@ def calls(trace: RankTrace) -> Calls:
     count: Counter[tuple[str, str, int]] = Counter()
     given: Counter[tuple[str, str, int]] = Counter()
     for subject in trace.events["subject"][trace.events["kind"] == Kind.COLLECTIVE].tolist():
-        call = trace.calls[subject]
+        call = trace.collectives[subject]
         key = call.op, call.dtype, len(trace.communicators[call.communicator].ranks)
         count[key] += 1
-        given[key] += elements(call) * ITEM_BYTES.get(call.dtype, 1)
+        given[key] += elements(call) * item_bytes(call.dtype)
     return {key: (count[key], given[key]) for key in count}
 
 
@@ -281,7 +281,7 @@ def test_context_parallel_passes_keys_and_values_on(alone, method: str) -> None:
 
 def test_experts_alone_are_sent_as_much_as_they_send(alone) -> None:
     trace = alone("expert_parallel.py")
-    exchanged = [call for call in trace.calls if call.op == "all_to_all" and call.dtype == "Float"]
+    exchanged = [call for call in trace.collectives if call.op == "all_to_all" and call.dtype == "Float"]
     assert all(sum(call.splits_in) == sum(call.splits_out) == 256 * 2 * 128 for call in exchanged)
     assert any(len(set(call.splits_in)) > 1 for call in exchanged)
     # there and back, in forward and in backward

@@ -7,6 +7,7 @@ import threading
 import models
 import pytest
 import torch
+from launches import launches as launches_of
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -82,7 +83,7 @@ def test_resnet_and_lstm_train() -> None:
         job, model = _run(make)
         assert job.trace.steps == 2
         assert all(p.grad is None for p in model.parameters())
-        ops = {job.trace.signatures[s].op for s in job.trace.ops["subject"]}
+        ops = {job.trace.calls[s].op for s in job.trace.ops["subject"]}
         assert ops & {"aten::convolution_backward", "aten::_cudnn_rnn_backward"}
         assert len(job.prediction.caveats) == 1  # what cuDNN takes beyond its results is said not to be known
 
@@ -135,7 +136,7 @@ def test_gradient_checkpointing_recomputes(reentrant: bool) -> None:
             model = Model().cuda()
             model(torch.randn(4096, 512, device="cuda", requires_grad=True), recompute).sum().backward()
         activations = job.prediction.memory.ranks[0].by_category_bytes["activations"]
-        return activations, set(job.trace.ops["phase"].tolist()), job.trace.launches(job.trace.events)
+        return activations, set(job.trace.ops["phase"].tolist()), launches_of(job.trace)
 
     plain, phases, launches = peak_and_phases(False)
     saved, with_recompute, more = peak_and_phases(True)
@@ -152,8 +153,7 @@ def test_ops_know_their_module_in_forward_and_backward() -> None:
         model(torch.randn(8, 64, device="cuda")).sum().backward()
         optimizer.step()
     named = [
-        (job.trace.signatures[e["subject"]].op, job.trace.modules[e["module"]], Phase(e["phase"]))
-        for e in job.trace.ops
+        (job.trace.calls[e["subject"]].op, job.trace.modules[e["module"]], Phase(e["phase"])) for e in job.trace.ops
     ]
     assert ("aten::addmm", "Sequential.0", Phase.FORWARD) in named
     assert ("aten::addmm", "Sequential.2", Phase.FORWARD) in named
@@ -197,7 +197,7 @@ def test_optimizers(name: str) -> None:
     else:
         assert 0 < states < 1 << 20  # factored: a row and a column
     optimizer_ops = job.trace.step(3)
-    launches = job.trace.launches(optimizer_ops[(optimizer_ops["phase"] == Phase.OPTIMIZER)])
+    launches = launches_of(job.trace, optimizer_ops[(optimizer_ops["phase"] == Phase.OPTIMIZER)])
     # decay, lerp, two for the second moment, square root, two to correct it, the update; fused: the step count and all else
     assert launches == {"AdamW for-loop": 4 * 8, "AdamW foreach": 8, "AdamW fused": 2, "SGD": 1}.get(name, launches)
 

@@ -118,17 +118,6 @@ def test_streams_come_from_pools_of_32_and_events_have_versions() -> None:
     assert job.trace.streams[records["stream"][0]] == (0, side.stream_id)
 
 
-def test_elapsed_time_is_device_time_not_the_emulators(device: EmulatedDevice) -> None:
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    a = torch.empty(8192, 8192, dtype=torch.bfloat16, device="cuda")
-    start.record()
-    for _ in range(10):
-        a @ a
-    end.record()
-    ideal_ms = 10 * 2 * 8192**3 / 989.4e12 * 1e3
-    assert start.elapsed_time(end) == pytest.approx(ideal_ms, rel=1e-3)
-
-
 def test_cuda_graph_capture_takes_work_out_and_replay_repeats_it() -> None:
     with maya_core.emulate("h100") as job:
         x = torch.zeros(1024, device="cuda")
@@ -138,7 +127,7 @@ def test_cuda_graph_capture_takes_work_out_and_replay_repeats_it() -> None:
             y.relu_()
         for _ in range(3):
             graph.replay()
-    ops = [job.trace.signatures[s].op for s in job.trace.ops["subject"]]
+    ops = [job.trace.calls[s].op for s in job.trace.ops["subject"]]
     assert [op for op in ops if op != "aten::zero_"] == ["aten::mul.Tensor", "aten::add.Tensor", "aten::relu_"] * 3
     assert (job.trace.events["kind"] == Kind.GRAPH_LAUNCH).sum() == 3
 
@@ -266,7 +255,7 @@ def test_lists_are_copied_between_devices_one_by_one() -> None:
         torch._foreach_copy_(back, here)
         assert [tensor.tolist() for tensor in back] == [[1, 1], [2, 2, 2]]
     copies = job.trace.events[job.trace.events["kind"] == Kind.OP]["subject"]
-    assert [job.trace.signatures[i].op for i in copies].count("aten::copy_") == 4
+    assert [job.trace.calls[i].op for i in copies].count("aten::copy_") == 4
 
 
 def test_data_parallel_over_two_gpus() -> None:

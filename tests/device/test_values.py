@@ -78,7 +78,7 @@ def test_llama_with_sdpa_takes_flash_attention(gpu: str, monkeypatch: pytest.Mon
         with torch.autocast("cuda", torch.bfloat16):
             value = loss()
         value.backward()
-    ops = [job.trace.signatures[s].op for s in job.trace.ops["subject"]]
+    ops = [job.trace.calls[s].op for s in job.trace.ops["subject"]]
     assert ops.count("aten::_scaled_dot_product_flash_attention") == 2
     assert ops.count("aten::_scaled_dot_product_flash_attention_backward") == 2
     assert not any("efficient" in op for op in ops)

@@ -161,20 +161,17 @@ def step_of(analysis: Analysis) -> tuple[Counter[str], Counter[str]]:
 
     All that is taken from the inside of the predictor is taken here.
     """
-    from maya_core.predictor.kernels import kernels_of
-    from maya_core.predictor.predict import Predictor
-
     rank = min(analysis.job.ranks)
-    trace = analysis.job.ranks[rank]
+    trace, priced = analysis.job.ranks[rank], analysis.durations[rank]
     step = trace.step(trace.steps)
-    chains = [kernels_of(trace.signatures[number]) for number in step["subject"][step["kind"] == Kind.OP].tolist()]
-    launched = [kernel for chain in chains for kernel in chain]
+    first = np.cumsum(priced.launches) - priced.launches  # of each call's kernels among all
     kernels: Counter[str] = Counter()
-    for kernel, seconds in zip(launched, Predictor(analysis.cluster.gpu).kernels(launched).seconds, strict=True):
-        kernels[f"{kernel.family} {kernel.model}".strip()] += seconds
+    for number in step["subject"][step["kind"] == Kind.OP].tolist():
+        for place, kernel in enumerate(priced.kernels[number]):
+            kernels[f"{kernel.family} {kernel.model}".strip()] += priced.each.seconds[first[number] + place]
     collectives: Counter[str] = Counter()
     for number in step["subject"][step["kind"] == Kind.COLLECTIVE].tolist():
-        collectives[trace.calls[number].op] += analysis.durations[rank].calls.seconds[number]
+        collectives[trace.collectives[number].op] += priced.collectives.seconds[number]
     return kernels, collectives
 
 

@@ -6,6 +6,7 @@ allocated memory for every ordered pair that differs by more than is allowed, an
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -14,6 +15,7 @@ import golden
 from rich.console import Console
 from rich.table import Table
 
+from maya_core.errors import MayaError
 from maya_core.report.predict import predict
 from maya_core.report.what_if import other_cluster
 from maya_core.trace.job import JobTrace
@@ -54,8 +56,12 @@ def pairs(program: str) -> Iterator[Pair]:
     own = {gpu: outcome(job, gpu) for gpu, job in jobs.items()}
     for recorded, job in jobs.items():
         for priced in jobs.keys() - {recorded}:
-            time, memory = outcome(job, priced)
-            yield Pair(program, recorded, priced, time / own[priced][0], memory / own[priced][1])
+            try:
+                time, memory = outcome(job, priced)
+            except MayaError:  # the trace does not tell: torch would run other ops there
+                yield Pair(program, recorded, priced, math.nan, math.nan)
+            else:
+                yield Pair(program, recorded, priced, time / own[priced][0], memory / own[priced][1])
 
 
 def table(title: str, rows: list[Pair]) -> Table:

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from maya_core.cli import app
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import find_gpu
+from maya_core.ops.kernel import Streaming
 from maya_core.predictor.calibration import load_calibration, path_of, read_calibration, write_calibration
-from maya_core.predictor.kernels import Kernel
 from maya_core.predictor.predict import Predictor
 
 SLOWER = 1.25
@@ -42,7 +42,7 @@ def trace(tmp_path: Path) -> Path:
     for _ in range(4):
         for rows in range(256, 8192, 256):
             nbytes = 4 * rows * 4096
-            kernel = Kernel("memory", "elementwise", (2 * nbytes, nbytes, nbytes // 4, 0))
+            kernel = Streaming("elementwise", 2 * nbytes, nbytes, nbytes // 4, 0)
             written.add(rows, 4096, SLOWER * 1e6 * float(Predictor(gpu).kernels([kernel]).seconds[0]))
     return written.write(tmp_path / "trace.json.gz")
 
@@ -56,7 +56,7 @@ def test_from_a_trace_to_predictions(trace: Path, folder: Path) -> None:
 
     found = load_calibration("h100")
     assert found is not None and [source.kind for source in found.sources] == ["kineto"]
-    unseen = [Kernel("memory", "elementwise", (3e7, 1.5e7, 3.7e6, 0))]
+    unseen = [Streaming("elementwise", 3e7, 1.5e7, 3.7e6, 0)]
     gpu = find_gpu("h100")
     before = Predictor(gpu).kernels(unseen).seconds
     after = Predictor(gpu, calibration=found).kernels(unseen).seconds

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import find_gpu
 from maya_core.hardware.cluster import cluster
+from maya_core.ops.kernel import Gemm, Kernel, Streaming
 from maya_core.predictor import collectives
 from maya_core.predictor.calibrate import factors
 from maya_core.predictor.calibration import (
@@ -31,14 +32,13 @@ from maya_core.predictor.calibration import (
     write_calibration,
 )
 from maya_core.predictor.durations import Durations, Provenance
-from maya_core.predictor.kernels import Kernel
 from maya_core.predictor.placement import place
 
 GB_PER_S = 1e12
 
 
 def bytes_kernel(nbytes: float, model: str = "elementwise") -> Kernel:
-    return Kernel("memory", model, (nbytes / 2, nbytes / 2, nbytes / 8, 0))
+    return Streaming(model, nbytes / 2, nbytes / 2, nbytes / 8, 0)
 
 
 def predict(_: str, kernels: Sequence[Kernel]) -> np.ndarray:
@@ -156,7 +156,7 @@ def test_maya_predicts_with_it() -> None:
     from maya_core.predictor.predict import Predictor
 
     gpu = find_gpu("h100")
-    kernels = [Kernel("gemm", "bfloat16", (1, 512 * place, 4096, 4096, 0)) for place in range(1, 26)]
+    kernels = [Gemm("bfloat16", 1, 512 * place, 4096, 4096, 0) for place in range(1, 26)]
     base = Predictor(gpu).kernels(kernels).seconds
     taken = [measured(kernel, seconds * 1.2) for kernel, seconds in zip(kernels[::2], base[::2], strict=True)]
     found = factors.make("mine", "h100", [], taken, [])

@@ -11,8 +11,8 @@ from predictor.kineto_traces import H100, KinetoTrace
 
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import find_gpu
+from maya_core.ops.kernel import Copy, Gemm, Kernel, Streaming
 from maya_core.predictor.calibrate import kineto
-from maya_core.predictor.kernels import Kernel
 
 HALF, FLOAT = "c10::BFloat16", "float"
 
@@ -31,7 +31,7 @@ def test_a_kernel_is_its_ops_and_the_first_run_does_not_count(tmp_path: Path) ->
         trace.linear(4096, 2048, 1024, us)
     found = read(trace, tmp_path)
     [row] = found.measured
-    assert row.kernel == Kernel("gemm", "bfloat16", (1, 4096, 2048, 1024, 0))
+    assert row.kernel == Gemm("bfloat16", 1, 4096, 2048, 1024, 0)
     assert (row.seconds, row.samples) == (pytest.approx(102e-6), 3)
     assert (found.counts.kernels, found.counts.used, found.counts.warm_up) == (4, 3, 1)
 
@@ -53,11 +53,11 @@ def test_numbers_of_the_host_lists_of_tensors_and_copies(tmp_path: Path) -> None
     found = seconds(read(trace, tmp_path))
     mib = 2**20
     assert found == {
-        Kernel("memory", "elementwise", (4 * mib, 4 * mib, mib, 0)): 5e-6,
-        Kernel("memory", "cat", (mib, mib, 2**18, 0)): 6e-6,
-        Kernel("memory", "reduction", (16 * mib, 4 * 4096, 4 * mib, 1024)): 9e-6,
-        Kernel("copy", "h2d", (4096,)): 2e-6,
-        Kernel("memory", "fill", (0, 4 * 4096, 4096, 0)): 3e-6,
+        Streaming("elementwise", 4 * mib, 4 * mib, mib, 0): 5e-6,
+        Streaming("cat", mib, mib, 2**18, 0): 6e-6,
+        Streaming("reduction", 16 * mib, 4 * 4096, 4 * mib, 1024): 9e-6,
+        Copy("h2d", 4096): 2e-6,
+        Streaming("fill", 0, 4 * 4096, 4096, 0): 3e-6,
     }
 
 
@@ -98,7 +98,7 @@ def test_second_kernels_of_a_product_belong_to_it_and_others_do_not_pair(tmp_pat
     trace.linear(128, 64, 8192, 20.0, "somebody_elses_kernel")
     trace.kernel("triton_poi_fused_add_0", 4.0)  # launched by no op
     found = read(trace, tmp_path)
-    assert seconds(found) == {Kernel("gemm", "bfloat16", (1, 64, 64, 8192, 0)): 21e-6}
+    assert seconds(found) == {Gemm("bfloat16", 1, 64, 64, 8192, 0): 21e-6}
     assert found.counts.unpaired == {"aten::mm": 2}
     assert found.counts.without_op == 1
 
@@ -123,7 +123,7 @@ def test_products_in_tf32_are_counted(tmp_path: Path) -> None:
     with trace.op("aten::mm", (FLOAT, [512, 256]), (FLOAT, [256, 128])):
         trace.kernel("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_64x64_16x6_nn_align4>", 7.0)
     found = read(trace, tmp_path)
-    assert [row.kernel for row in found.measured] == [("gemm", "float32", (1, 512, 128, 256, 1))]
+    assert [row.kernel for row in found.measured] == [Gemm("float32", 1, 512, 128, 256, 1)]
     assert found.counts.tf32 == 1
 
 

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from predictor.oracle_figures import kernels_called
+from ops.oracle_figures import kernels_called
 
 from maya_core.device.emulated import EmulatedDevice
 from maya_core.errors import MayaError
+from maya_core.hardware.host import KERNEL_GAP_S
+from maya_core.ops.kernel import Gemm, Kernel
 from maya_core.predictor.calibrate import cases, factors, measure
-from maya_core.predictor.kernels import Kernel
 from maya_core.predictor.predict import Predictor
 
 
@@ -135,10 +136,11 @@ def test_nor_under_maya_run(tmp_path: Path) -> None:
 
 
 def test_events_are_recorded_around_each_call(device: EmulatedDevice) -> None:
-    """The event timer's own code, on a device whose events answer with the data sheet's time."""
+    """The event timer's own code, on a device whose events answer with the predictor's time."""
     timer = measure.EventTimer(device.gpu.l2_bytes, sustain_s=0.0, rest_s=0.0)
     call = cases._product("TN", 4096, 4096, 4096, cases.torch.bfloat16)()
-    timing = timer.time(call, Kernel("gemm", "bfloat16", (1, 4096, 4096, 4096, 0)))
-    least = 2 * 4096**3 / device.gpu.peak_flops["bfloat16"]
-    assert timing.sustained == pytest.approx(least, rel=0.05) and timing.burst == pytest.approx(least, rel=0.05)
+    product = Gemm("bfloat16", 1, 4096, 4096, 4096, 0)
+    timing = timer.time(call, product)
+    predicted = Predictor(device.gpu).kernels([product]).seconds[0] + KERNEL_GAP_S
+    assert timing.sustained == pytest.approx(predicted, rel=0.01) and timing.burst == pytest.approx(predicted, rel=0.01)
     assert timing.samples == measure.LEAST_RUNS * measure.KEPT

@@ -20,7 +20,7 @@ from maya_core.predictor.fitting.data import read_table
 from maya_core.predictor.fitting.gemm import START, GemmRows, fit_gemm, fit_scale, fit_sustained
 from maya_core.predictor.fitting.lattice import fit_lattice, fit_surface
 from maya_core.predictor.fitting.splits import by_key, errors, largest_tenth
-from maya_core.predictor.gemm import Gemm
+from maya_core.predictor.gemm import FittedGemm
 from maya_core.predictor.lattice import Axis, Lattice, Surface, knot_sizes
 from maya_core.predictor.profile import SHIPPED, find_profile, read_profile, shipped
 
@@ -48,7 +48,7 @@ def test_a_fit_finds_the_truth_behind_noise_at_shapes_it_did_not_see():
     rows = made_up()
     out = by_key(rows.n, rows.k)
     model, timer = fit_gemm(H100, "bfloat16", rows[~out])
-    predicted, _ = Gemm(model, H100, "bfloat16").seconds(*rows[out].sizes)
+    predicted, _ = FittedGemm(model, H100, "bfloat16").seconds(*rows[out].sizes)
     assert timer == 0
     assert np.median(errors(rows[out].seconds, predicted)) < 3
 
@@ -57,9 +57,9 @@ def test_structure_carries_on_beyond_the_data():
     rows = made_up(noise=0.0)
     large = largest_tenth(rows.m * rows.n * rows.k)
     model, _ = fit_gemm(H100, "bfloat16", rows[~large])
-    predicted, _ = Gemm(model, H100, "bfloat16").seconds(*rows[large].sizes)
+    predicted, _ = FittedGemm(model, H100, "bfloat16").seconds(*rows[large].sizes)
     assert np.percentile(errors(rows[large].seconds, predicted), 90) < 15
-    _, far = Gemm(model, H100, "bfloat16").seconds(1, 2**20, 2**20, 2**20)
+    _, far = FittedGemm(model, H100, "bfloat16").seconds(1, 2**20, 2**20, 2**20)
     assert not far.any()
 
 
@@ -68,7 +68,7 @@ def test_what_a_timer_adds_is_taken_out():
     late = GemmRows(*rows.sizes, rows.seconds + 40e-6)
     model, timer = fit_gemm(H100, "bfloat16", late, bare=False)
     assert timer == pytest.approx(41.5e-6, rel=0.1)  # its own floor of 4 us stands for 2.5
-    predicted, _ = Gemm(model, H100, "bfloat16").seconds(*rows.sizes)
+    predicted, _ = FittedGemm(model, H100, "bfloat16").seconds(*rows.sizes)
     long = rows.seconds > 100e-6
     assert np.median(errors(rows.seconds[long], predicted[long])) < 3
 
@@ -80,7 +80,7 @@ def test_sustained_rows_slow_a_burst_model_by_as_much_as_they_show():
     model = fit_sustained(H100, "bfloat16", burst, GemmRows(*slower.sizes, slower.seconds, layout))
     large = slower.m * slower.n * slower.k > 2**33
     sizes = [size[large] for size in slower.sizes]
-    before, after = (Gemm(model, H100, "bfloat16", burst=b).seconds(*sizes)[0] for b in (True, False))
+    before, after = (FittedGemm(model, H100, "bfloat16", burst=b).seconds(*sizes)[0] for b in (True, False))
     assert np.median(after / before) == pytest.approx(1.2, rel=0.02)
 
 
@@ -88,7 +88,7 @@ def test_a_relatives_model_is_scaled_to_a_few_rows():
     donor, _ = fit_gemm(H100, "bfloat16", made_up())
     few = made_up(1.7, seed=2)[np.arange(0, 729, 40)]
     model, timer = fit_scale(H100, "bfloat16", donor, few)
-    predicted = Gemm(model, H100, "bfloat16").seconds(*few.sizes)[0] + timer
+    predicted = FittedGemm(model, H100, "bfloat16").seconds(*few.sizes)[0] + timer
     assert np.median(errors(few.seconds, predicted)) < 5
 
 

@@ -92,7 +92,7 @@ def test_what_is_no_matter_of_bytes_is_a_bound() -> None:
 
 def test_copies_go_by_their_link() -> None:
     gpu = find_gpu("h100")
-    nbytes = np.array([[2**30]])
+    nbytes = np.array([2**30])
     pinned, pageable = (copies.predict(gpu, "h2d", nbytes, pinned=each).seconds[0] for each in (True, False))
     assert 0.7 < 2**30 / pinned / gpu.host_link_bytes_per_s < 0.85
     assert pageable > 1.5 * pinned
@@ -127,7 +127,7 @@ def test_more_or_longer_rows_never_cost_less(gpu: str, model: str, rows: int, ro
 @settings(max_examples=100, deadline=None)
 @given(any_gpu, st.sampled_from(["h2d", "d2h", "d2d"]), any_size)
 def test_more_to_copy_takes_longer(gpu: str, model: str, nbytes: int) -> None:
-    once, twice = copies.predict(find_gpu(gpu), model, np.array([[nbytes], [2 * nbytes]])).seconds
+    once, twice = copies.predict(find_gpu(gpu), model, np.array([nbytes, 2 * nbytes])).seconds
     assert 0 < once <= twice < math.inf
 
 

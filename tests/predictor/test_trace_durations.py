@@ -10,13 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from maya_core.hardware.catalog import find_gpu
 from maya_core.hardware.cluster import cluster
+from maya_core.hardware.platform import Platform
+from maya_core.ops.kernel import Gemm
+from maya_core.ops.plan import flops_of, kernels_of
 from maya_core.predictor.calibration import Calibration, Measured
 from maya_core.predictor.durations import Durations, Provenance
-from maya_core.predictor.kernels import Kernel, kernels_of
 from maya_core.predictor.predict import Predictor, durations_of
 from maya_core.report.kernels import entries, shares
 from maya_core.trace.job import JobTrace, read_job
+from maya_core.trace.schema import Kind
 
 MAYA = [str(Path(sys.executable).with_name("maya"))]
 SCRIPT = """
@@ -56,7 +60,8 @@ def test_a_step_takes_what_its_products_must_take_and_a_collective_what_nvlink_a
     priced = durations_of(trace, cluster("a100", 8, 1))
     found = entries(trace, priced)
     total = sum(entry.total for entry in found)
-    flops = trace.flops(trace.step(trace.steps))
+    step = trace.step(trace.steps)
+    flops = sum(flops_of(trace.calls[number]) for number in step["subject"][step["kind"] == Kind.OP])
     assert 0.3 < flops / total / 312e12 < 0.9
     gradients = [entry for entry in found if entry.name == "all_reduce"]
     nbytes = 2 * (1024 * 4096 * 2 + 3 * 4096 + 1024)
@@ -79,7 +84,7 @@ def test_a_faster_gpu_is_faster_and_says_where_its_figures_come_from(job: JobTra
 def test_between_nodes_collectives_take_longer(job: JobTrace):
     trace = job.ranks[0]
     inside, across = (
-        durations_of(trace, cluster("a100", each, nodes)).calls.seconds.sum() for each, nodes in ((8, 1), (1, 8))
+        durations_of(trace, cluster("a100", each, nodes)).collectives.seconds.sum() for each, nodes in ((8, 1), (1, 8))
     )
     assert across > 2 * inside
 
@@ -87,8 +92,8 @@ def test_between_nodes_collectives_take_longer(job: JobTrace):
 def test_what_was_measured_comes_first(job: JobTrace):
     trace = job.ranks[0]
     number, kernel = next(
-        (number, kernel) for number, signature in enumerate(trace.signatures)
-        for kernel in kernels_of(signature) if kernel.family == "gemm"
+        (number, kernel) for number, call in enumerate(trace.calls)
+        for kernel in kernels_of(call, Platform(find_gpu("a100"))) if kernel.family == "gemm"
     )  # fmt: skip
     calibration = Calibration(
         name="ours", gpu="a100", created="2026-01-01T00:00:00", shipped="", sources=[],
@@ -114,10 +119,11 @@ def test_the_command_lists_ops_and_how_they_are_known(folder: Path):
 
 def test_an_op_is_the_sum_of_its_kernels(job: JobTrace):
     trace, predictor = job.ranks[0], Predictor(cluster("a100", 8, 1).gpu)
-    ops = predictor.ops(trace.signatures)
-    for number, signature in enumerate(trace.signatures):
-        assert ops.seconds[number] == pytest.approx(predictor.kernels(kernels_of(signature)).seconds.sum())
-    assert (ops.seconds[[s.launches == 0 for s in trace.signatures]] == 0).all()
+    ops = predictor.ops(trace.calls)
+    planned = [kernels_of(call, predictor.platform) for call in trace.calls]
+    for number, kernels in enumerate(planned):
+        assert ops.seconds[number] == pytest.approx(predictor.kernels(kernels).seconds.sum())
+    assert (ops.seconds[[not kernels for kernels in planned]] == 0).all()
 
 
 def test_answers_are_joined_in_order():
@@ -130,7 +136,7 @@ def test_answers_are_joined_in_order():
 
 
 def test_one_and_many_products_of_a_batch_keep_their_places():
-    kernels = [Kernel("gemm", "float32", (batch, 256, 256, 256, 0)) for batch in (8, 1, 8, 1, 16)]
+    kernels = [Gemm("float32", batch, 256, 256, 256, 0) for batch in (8, 1, 8, 1, 16)]
     predictor = Predictor(cluster("v100", 1, 1).gpu)
     together = predictor.kernels(kernels)
     for place, kernel in enumerate(kernels):

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from launches import launches
 from report.small_jobs import STEPS, hung, trained
 
 from maya_core.errors import MayaError
@@ -65,7 +66,7 @@ def test_steps_kernels_and_copies_are_the_predictions(files: list[Path]) -> None
     assert [event["name"] for event in of(trace, "gpu_user_annotation")] == ["ProfilerStep#2", "ProfilerStep#3"]
     compute = [event for event in of(trace, *ON_GPU) if not event["name"].startswith("nccl")]
     where, _ = analysis.steady_events(0)
-    assert len(compute) == analysis.job.ranks[0].launches(analysis.job.ranks[0].events[where])
+    assert len(compute) == launches(analysis.job.ranks[0], analysis.job.ranks[0].events[where])
     rank = prediction.ranks[0]
     alone = sum(seconds for family, seconds in rank.by_family_s.items() if family != "communication")
     busy = sum(event["dur"] for event in compute) * 1e-6 / STEADY

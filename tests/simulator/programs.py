@@ -6,12 +6,14 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from maya_core.device.kernels.call import Signature, Tensor
 from maya_core.hardware.cluster import Cluster, cluster
+from maya_core.hardware.host import KERNEL_GAP_S
+from maya_core.ops.kernel import Copy, Kernel, Timed
 from maya_core.predictor.durations import Durations, Provenance
 from maya_core.predictor.predict import TraceDurations
-from maya_core.simulator.host import KERNEL_GAP_S, Host
+from maya_core.simulator.host import Host
 from maya_core.simulator.simulate import RankTimeline, Timeline, simulate
+from maya_core.trace.call import Call, Tensor
 from maya_core.trace.communication import CollectiveCall, Communicator
 from maya_core.trace.job import collate
 from maya_core.trace.rank import RankTrace
@@ -29,11 +31,12 @@ class Rank:
     def __init__(self, rank: int = 0, world: int = 1, streams: int = 4) -> None:
         self.rank, self.world, self.streams = rank, world, streams
         self.rows: list[dict[str, int]] = []
-        self.signatures: list[Signature] = []
+        self.calls: list[Call] = []
+        self.kernels: list[list[Kernel]] = []  # one for each call
         self.op_s: list[float] = []
         self.communicators: list[Communicator] = []
-        self.calls: list[CollectiveCall] = []
-        self.call_s: list[float] = []
+        self.collectives: list[CollectiveCall] = []
+        self.collective_s: list[float] = []
         self.clock_ns = 0
         self.steps = 0
 
@@ -51,16 +54,17 @@ class Rank:
         return self
 
     def compute(self, milliseconds: float, stream: int = 0, phase: Phase = Phase.FORWARD, flags: int = 0) -> Rank:
-        return self._op(milliseconds, stream, ("self",), [DEVICE], [DEVICE], "aten::relu", phase, flags)
+        call = Call("aten::relu", ["self"], [DEVICE], [DEVICE])
+        return self._op(milliseconds, stream, call, Timed("relu", milliseconds * MS), phase, flags)
 
     def copy_in(self, milliseconds: float, stream: int = 0) -> Rank:
-        return self._op(
-            milliseconds, stream, ("self", "src"), [DEVICE, HOST], [DEVICE], "aten::copy_", Phase.FORWARD, 0
-        )
+        call = Call("aten::copy_", ["self", "src"], [DEVICE, HOST], [DEVICE])
+        return self._op(milliseconds, stream, call, Copy("h2d", DEVICE.nbytes), Phase.FORWARD, 0)
 
-    def _op(self, milliseconds, stream, names, arguments, outputs, op, phase, flags) -> Rank:
-        self._row(Kind.OP, stream, subject=len(self.signatures), phase=phase, flags=flags)
-        self.signatures.append(Signature(op, list(names), arguments, outputs, 1, 0))
+    def _op(self, milliseconds: float, stream: int, call: Call, kernel: Kernel, phase: Phase, flags: int) -> Rank:
+        self._row(Kind.OP, stream, subject=len(self.calls), phase=phase, flags=flags)
+        self.calls.append(call)
+        self.kernels.append([kernel])
         self.op_s.append(milliseconds * MS - KERNEL_GAP_S)
         return self
 
@@ -93,9 +97,9 @@ class Rank:
         one = Communicator("gloo" if host else "nccl", group, members, members.index(self.rank))
         if one not in self.communicators:
             self.communicators.append(one)
-        self._row(Kind.COLLECTIVE, stream, subject=len(self.calls), flags=ON_HOST if host else 0)
-        self.calls.append(CollectiveCall(self.communicators.index(one), op, "Float", elements, elements, peer))
-        self.call_s.append(milliseconds * MS)
+        self._row(Kind.COLLECTIVE, stream, subject=len(self.collectives), flags=ON_HOST if host else 0)
+        self.collectives.append(CollectiveCall(self.communicators.index(one), op, "Float", elements, elements, peer))
+        self.collective_s.append(milliseconds * MS)
         return self
 
     def send(self, to: int, milliseconds: float, stream: int = 1, elements: int = LARGE) -> Rank:
@@ -120,18 +124,21 @@ class Rank:
         return RankTrace(
             meta,
             events,
-            self.signatures,
+            self.calls,
             [""],
             [(0, stream) for stream in range(self.streams)],
             self.communicators,
-            self.calls,
+            self.collectives,
             [()],
         )
 
     def durations(self) -> TraceDurations:
+        ops = Durations.of(np.array(self.op_s), Provenance.MEASURED, "by hand")
         return TraceDurations(
-            Durations.of(np.array(self.op_s), Provenance.MEASURED, "by hand"),
-            Durations.of(np.array(self.call_s), Provenance.MEASURED, "by hand"),
+            self.kernels,
+            ops,
+            ops,
+            Durations.of(np.array(self.collective_s), Provenance.MEASURED, "by hand"),
         )
 
 

@@ -9,11 +9,12 @@ from programs import LARGE, MS, REPLAY, Rank, ends, play, starts
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import find_gpu
 from maya_core.hardware.cluster import cluster
+from maya_core.hardware.host import CALL_S, DISPATCH_S, KERNEL_GAP_S, LAUNCH_S
 from maya_core.report.analysis import Analysis, Options
 from maya_core.report.breakdown import rank_time
 from maya_core.simulator.clock import QUEUE
 from maya_core.simulator.contention import NVLINK_CHANNELS, TRAFFIC
-from maya_core.simulator.host import CALL_S, DISPATCH_S, KERNEL_GAP_S, LAUNCH_S, Host
+from maya_core.simulator.host import Host
 from maya_core.trace.job import collate
 from maya_core.trace.schema import Kind, Phase
 
@@ -198,7 +199,7 @@ def test_a_host_bound_loop_of_tiny_kernels() -> None:
     for _ in range(loops):
         rank.compute(2e-3)
     _, (time,) = times_of(rank.step(), host=Host.MODELLED)
-    each = DISPATCH_S[Phase.FORWARD] + LAUNCH_S
+    each = DISPATCH_S["FORWARD"] + LAUNCH_S
     assert each > 2e-6
     assert time.step_time_s == pytest.approx(loops * each + 2e-6)
     assert time.compute_s == pytest.approx(loops * 2e-6)
@@ -217,13 +218,13 @@ def test_backward_and_a_graph_cost_the_host_less() -> None:
     def host_time(rank: Rank) -> float:
         return float(play(rank, host=Host.MODELLED).ranks[0].issued[-1])
 
-    one = DISPATCH_S[Phase.BACKWARD] + LAUNCH_S
+    one = DISPATCH_S["BACKWARD"] + LAUNCH_S
     assert host_time(Rank().compute(1, phase=Phase.BACKWARD)) == pytest.approx(one)
     replayed = Rank()
     replayed._row(Kind.GRAPH_LAUNCH)
     for _ in range(100):
         replayed.compute(1, flags=REPLAY)
-    assert host_time(replayed) == pytest.approx(CALL_S[Kind.GRAPH_LAUNCH])
+    assert host_time(replayed) == pytest.approx(CALL_S["GRAPH_LAUNCH"])
 
 
 @pytest.mark.parametrize("host", Host)
@@ -292,7 +293,7 @@ def test_a_group_costs_its_host_one_launch() -> None:
     for _ in range(10):
         rank.collective(1)
     timeline = play(rank.group(begin=False), host=Host.MODELLED).ranks[0]
-    assert timeline.issued[-1] == pytest.approx(CALL_S[Kind.GROUP_END])
+    assert timeline.issued[-1] == pytest.approx(CALL_S["GROUP_END"])
 
 
 def test_waiting_for_one_communicator_does_not_hold_up_another() -> None:

@@ -13,11 +13,13 @@ import torch.nn.functional as F
 from torch import nn
 
 import maya_core
-from maya_core.device.kernels.triton import TritonKernel
-from maya_core.predictor.kernels import kernels_of
+from maya_core.hardware.catalog import find_gpu
+from maya_core.hardware.platform import Platform
+from maya_core.ops.plan import kernels_of
 from maya_core.report.prediction import Prediction
 from maya_core.trace.rank import RankTrace, read_trace
 from maya_core.trace.schema import Kind
+from maya_core.trace.triton import TritonKernel
 
 
 class Layer(nn.Module):
@@ -46,8 +48,8 @@ def layer() -> nn.Module:
 def kernels(trace: RankTrace) -> list[TritonKernel]:
     """Those of the last step, in order."""
     step = trace.step(trace.steps)
-    called = [trace.signatures[number] for number in step["subject"][step["kind"] == Kind.OP]]
-    return [signature.kernel for signature in called if signature.kernel is not None]
+    called = [trace.calls[number] for number in step["subject"][step["kind"] == Kind.OP]]
+    return [call.triton for call in called if call.triton is not None]
 
 
 def test_generated_kernels_are_recorded_and_priced(tmp_path: Path) -> None:
@@ -71,8 +73,8 @@ def test_generated_kernels_are_recorded_and_priced(tmp_path: Path) -> None:
     assert gelu.kind == "pointwise"
     assert gelu.nbytes == 2 * 4096 * 2048 * 2
     # 33.5 MB at 3.35 TB/s are 10 us; of that much the L2 cache holds a part.
-    [signature] = {s.op: s for s in trace.signatures if s.kernel == gelu}.values()
-    [kernel] = kernels_of(signature)
+    [call] = {one.op: one for one in trace.calls if one.triton == gelu}.values()
+    [kernel] = kernels_of(call, Platform(find_gpu("h100")))
     assert (kernel.family, kernel.model, sum(kernel.sizes[:2])) == ("triton", "elementwise", gelu.nbytes)
     top = {one.name: one for one in prediction.top_kernels}
     assert f"triton::{gelu.name}" in top
@@ -137,7 +139,7 @@ def test_choices_are_made_by_the_predictor() -> None:
                 compiled(x).backward()
                 optimizer.step()
                 optimizer.zero_grad()
-        called = [job.trace.signatures[number] for number in job.trace.ops["subject"]]
+        called = [job.trace.calls[number] for number in job.trace.ops["subject"]]
         products = [one for one in called if one.op.startswith("aten::mm")]
         sizes = [str([a.sizes for a in one.arguments if hasattr(a, "sizes")]) for one in products]
         return sizes, job.prediction.memory.ranks[0].peak_allocated_bytes

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from maya_core.errors import MayaError
+from maya_core.ops.attention_choice import FLASH, only
 from maya_megatron.engine.device import launch
 from maya_megatron.engine.softmax import scaled_masked_softmax
 
@@ -169,9 +170,10 @@ def _flash(query: Any, key: Any, value: Any, causal: bool, dropout: float, scale
     """Of (tokens, batch, heads, head). The package wants the batch first, and gets copies; cuDNN takes what there is."""
     if copies:
         query, key, value = (one.transpose(0, 1).contiguous().transpose(0, 1) for one in (query, key, value))
-    found = aten._scaled_dot_product_flash_attention(
-        *(one.permute(1, 2, 0, 3) for one in (query, key, value)), dropout, causal, False, scale=scale
-    )
+    with only(FLASH):
+        found = aten._scaled_dot_product_flash_attention(
+            *(one.permute(1, 2, 0, 3) for one in (query, key, value)), dropout, causal, False, scale=scale
+        )
     out = found[0].permute(2, 0, 1, 3)
     return out.reshape(*out.shape[:2], -1).contiguous()
 
@@ -191,9 +193,10 @@ class _Ring(torch.autograd.Function):
             if step < size - 1:
                 parts.append(torch.empty_like(parts[0]))
                 works = _pass_on(parts[step], parts[step + 1], group)
-            found = aten._scaled_dot_product_flash_attention(
-                *_block(query, parts[step], causal and step > 0), 0.0, causal and not step, False, scale=scale
-            )
+            with only(FLASH):
+                found = aten._scaled_dot_product_flash_attention(
+                    *_block(query, parts[step], causal and step > 0), 0.0, causal and not step, False, scale=scale
+                )
             if out is None:
                 out, sums, ctx.lengths, seeds = found[0], found[1], found[4:6], found[6:8]
             else:

@@ -7,13 +7,14 @@ import itertools
 import os
 import sys
 import uuid
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 
-from maya_core.device.face import comm, graphs, nvml, streams, tensors
+from maya_core.device.face import comm, graphs, nvml, streams, tensors, timers
 from maya_core.device.patches import Patches
 from maya_core.hardware.catalog import Gpu
 
@@ -22,6 +23,24 @@ CUDA_VERSION = "13.0"
 CUDNN_VERSION = 92000
 MOST_GPUS = 64  # kMaxDevices of native/device.h
 ARCHITECTURES = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"
+
+
+# Functions of torch.cuda by which a program asks for a GPU's properties; torch asks for itself, too, when it starts.
+ASKING = {"get_device_properties", "get_device_capability", "get_device_name", "is_bf16_supported", "is_tf32_supported"}
+
+
+def askable(properties: list[DeviceProperties], asked: dict[str, None]) -> Callable[[int], DeviceProperties]:
+    """A device's properties, and a note of the line that asked for them: a program that looks at its GPU may do other things on another."""
+
+    def of_device(device: int) -> DeviceProperties:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_name in ASKING:
+            frame = frame.f_back
+        if frame is not None and not frame.f_code.co_filename.startswith(os.path.dirname(torch.__file__)):
+            asked.setdefault(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+        return properties[device]
+
+    return of_device
 
 
 class DeviceProperties(SimpleNamespace):
@@ -102,7 +121,7 @@ def see_more_gpus(native: ModuleType) -> None:
         native.start_engine_threads()
 
 
-def put_on(native: ModuleType, gpu: Gpu, patches: Patches, private: Path | None = None) -> None:
+def put_on(native: ModuleType, gpu: Gpu, patches: Patches, private: Path | None, asked: dict[str, None]) -> None:
     """Makes this process see the native device's GPUs, which are of the given kind."""
     c, cuda = torch._C, torch.cuda
     forked = {"in_child_of_user": False}
@@ -230,13 +249,15 @@ def put_on(native: ModuleType, gpu: Gpu, patches: Patches, private: Path | None 
     properties = [device_properties(gpu, index) for index in range(MOST_GPUS)]
     patches.set(c, "_CudaDeviceProperties", DeviceProperties)
     patches.set(cuda, "_CudaDeviceProperties", DeviceProperties)
-    patches.set(cuda, "_get_device_properties", lambda device: properties[device])
-    patches.set(c, "_cuda_getDeviceProperties", lambda device: properties[device])
+    of_device = askable(properties, asked)
+    patches.set(cuda, "_get_device_properties", of_device)
+    patches.set(c, "_cuda_getDeviceProperties", of_device)
     patches.set(torch.version, "cuda", CUDA_VERSION)
     patches.set(torch.backends.cuda, "is_built", lambda: True)
     patches.set(cuda, "has_magma", True)
     patches.set(torch, "has_cuda", True)
     streams.put_on(native, patches)
+    timers.put_on(native, patches)
     graphs.put_on(native, patches)
     tensors.put_on(native, patches)
     comm.put_on(patches)

@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "device.h"
+#include "dispatch.h"
 #include "kernels.h"
 
 namespace maya {
@@ -84,26 +85,36 @@ void prefer_attention_backends() {
   auto& context = at::globalContext();
   order_before.clear();
   for (auto backend : context.sDPPriorityOrder()) order_before.push_back(int64_t(backend));
-  if (config().prefer_cudnn_attention)
+  if (config().prefer_cudnn_attention && !config().deprioritize_cudnn_attention)
     context.setSDPPriorityOrder({int64_t(SDPBackend::cudnn_attention), int64_t(SDPBackend::flash_attention),
                                  int64_t(SDPBackend::efficient_attention), int64_t(SDPBackend::math)});
 }
 
 void restore_attention_backends() { at::globalContext().setSDPPriorityOrder(order_before); }
 
-int64_t choose_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask,
-                         double dropout, bool is_causal, std::optional<double>, bool enable_gqa) {
-  const sdp_params params{query, key, value, mask, dropout, is_causal, enable_gqa};
+namespace {
+SDPBackend chosen(const sdp_params& params) {
   for (auto backend : at::globalContext().sDPPriorityOrder()) {
     switch (backend) {
-      case SDPBackend::cudnn_attention: if (can_use_cudnn(params)) return int64_t(backend); break;
-      case SDPBackend::flash_attention: if (can_use_flash(params)) return int64_t(backend); break;
-      case SDPBackend::efficient_attention: if (can_use_efficient(params)) return int64_t(backend); break;
-      case SDPBackend::math: if (at::globalContext().userEnabledMathSDP()) return int64_t(backend); break;
+      case SDPBackend::cudnn_attention: if (can_use_cudnn(params)) return backend; break;
+      case SDPBackend::flash_attention: if (can_use_flash(params)) return backend; break;
+      case SDPBackend::efficient_attention: if (can_use_efficient(params)) return backend; break;
+      case SDPBackend::math: if (at::globalContext().userEnabledMathSDP()) return backend; break;
       default: break;
     }
   }
   TORCH_CHECK(false, "No available kernel. Aborting execution.");
+}
+bool is_real(const at::Tensor& tensor) { return tensor.is_cuda() && !tensor.key_set().has(c10::DispatchKey::Python) && !tensor.is_nested(); }
+}  // namespace
+
+int64_t choose_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask,
+                         double dropout, bool is_causal, std::optional<double>, bool enable_gqa) {
+  const int64_t backend = int64_t(chosen({query, key, value, mask, dropout, is_causal, enable_gqa}));
+  // Noted so that the trace can tell whether another GPU would choose otherwise; what a compiler traces is seen when it runs.
+  if (is_real(query) && is_real(key) && is_real(value))
+    note_call("maya::attention_choice", {query, key, value, mask ? c10::IValue(*mask) : c10::IValue(), dropout, is_causal, enable_gqa, backend});
+  return backend;
 }
 
 }  // namespace maya

@@ -7,6 +7,7 @@
 #include "device.h"
 #include "dispatch.h"
 #include "lines.h"
+#include "timing.h"
 #include "values.h"
 
 namespace maya {
@@ -58,17 +59,17 @@ class Side final : public PythonSide {
     no_rule_ = py::object();
   }
 
-  Plan plan(const std::string& op, const c10::FunctionSchema* schema, at::ArrayRef<IValue> arguments, at::ArrayRef<IValue> returns) override {
+  Plan plan(const std::string& op, const c10::FunctionSchema* schema, at::ArrayRef<IValue> arguments, at::ArrayRef<IValue> returns,
+            uint64_t settings) override {
     py::gil_scoped_acquire gil;
     py::list names;
     if (schema) for (const auto& argument : schema->arguments()) names.append(argument.name());
-    auto made = planner_(op, names, describe(arguments), describe(returns)).cast<py::tuple>();
+    auto made = planner_(op, names, describe(arguments), describe(returns), settings).cast<py::tuple>();
     Plan plan;
-    plan.signature = made[0].cast<uint32_t>();
-    plan.duration_ns = made[1].cast<double>();
-    if (!made[2].is_none()) {
+    plan.call = made[0].cast<uint32_t>();
+    if (!made[1].is_none()) {
       plan.has_program = true;
-      plan.program = made[2].cast<std::vector<std::pair<int64_t, int64_t>>>();
+      plan.program = made[1].cast<std::vector<std::pair<int64_t, int64_t>>>();
     }
     return plan;
   }
@@ -138,6 +139,7 @@ DeviceConfig config_from(const py::dict& from) {
   to.outside_bytes = from["outside_bytes"].cast<int64_t>();
   to.blas_workspace_bytes = from["blas_workspace_bytes"].cast<int64_t>();
   to.prefer_cudnn_attention = from["prefer_cudnn_attention"].cast<bool>();
+  to.deprioritize_cudnn_attention = from["deprioritize_cudnn_attention"].cast<bool>();
   to.allocator_conf = from["allocator_conf"].cast<std::string>();
   to.cudnn_version = from["cudnn_version"].cast<int64_t>();
   to.cuda_version = from["cuda_version"].cast<int64_t>();
@@ -411,9 +413,44 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("stream_of_handle", &stream_of_handle);
   m.def("stream_priority", &stream_priority);
   m.def("elapsed_ms", &elapsed_ms);
+  m.def("start_timing", &start_timing);
+  m.def("host_time_ns", &host_time);
+  m.def("set_pricing", [](py::object call, py::object collective, const std::vector<double>& dispatch_ns, double collective_ns, double graph_ns, double sync_ns) {
+    Pricing pricing;
+    auto keep = [](py::object function) {  // released with the lock of the interpreter held
+      return std::shared_ptr<py::object>(new py::object(std::move(function)), [](py::object* held) { py::gil_scoped_acquire gil; delete held; });
+    };
+    if (!call.is_none()) pricing.call = [held = keep(call)](uint32_t number) {
+      py::gil_scoped_acquire gil;
+      auto [device, host, dispatched] = (*held)(number).cast<std::tuple<double, double, bool>>();
+      return Cost{device, host, dispatched};
+    };
+    if (!collective.is_none()) pricing.collective = [held = keep(collective)](uint32_t number) {
+      py::gil_scoped_acquire gil;
+      return (*held)(number).cast<double>();
+    };
+    for (size_t i = 0; i < std::min<size_t>(dispatch_ns.size(), 4); i++) pricing.host.dispatch_ns[i] = dispatch_ns[i];
+    pricing.host.collective_ns = collective_ns;
+    pricing.host.graph_ns = graph_ns;
+    pricing.host.sync_ns = sync_ns;
+    set_pricing(std::move(pricing));
+  });
+  m.def("setting_names", &setting_names);
+  m.def("set_default_settings", &set_default_settings);
+  m.def("set_op_values", [](const std::map<std::string, std::tuple<int, bool, bool, bool, bool>>& given) {
+    std::unordered_map<std::string, OpValues> table;
+    for (const auto& [name, said] : given)
+      table[name] = {Assume(std::get<0>(said)), std::get<1>(said), std::get<2>(said), std::get<3>(said), std::get<4>(said)};
+    set_op_values(std::move(table));
+  });
+  // Numbers that Python has too; tests hold the two together.
+  m.attr("PLAN_STEPS") = py::dict(py::arg("OUTPUT") = int(Plan::Output), py::arg("TEMPORARY") = int(Plan::Temporary), py::arg("FREE") = int(Plan::FreeTemporary),
+                                  py::arg("BLAS_WORKSPACE") = int(Plan::BlasWorkspace), py::arg("HOST_OUTPUT") = int(Plan::HostOutput), py::arg("STORAGE") = int(Plan::Storage));
+  m.attr("ASSUMPTIONS") = py::dict(py::arg("NOTHING") = int(Assume::Nothing), py::arg("ALL_FINITE") = int(Assume::AllFinite), py::arg("TRUE") = int(Assume::True),
+                                   py::arg("FALSE") = int(Assume::False), py::arg("RANDOM_INDICES") = int(Assume::RandomIndices),
+                                   py::arg("SAME_IS_EQUAL") = int(Assume::SameIsEqual), py::arg("COMPARE_INFINITY") = int(Assume::CompareInfinity));
   m.def("synchronize", [] { synchronize_device(current_device()); });
   m.def("synchronize_current_stream", [](int device) { synchronize_stream(device, current_stream(device)); });
-  m.def("clock_ns", [](int device) { return clock_of(device, current_stream(device)); });
   m.def("default_generator", [](int device) { return default_generator(device); });
   // ---- memory ----
   m.def("take_outside", [](int device, int64_t bytes) {

@@ -22,6 +22,7 @@
 #include <unordered_map>
 
 #include "device.h"
+#include "timing.h"
 #include "lines.h"
 #include "values.h"
 
@@ -534,6 +535,7 @@ class Communicator : public c10d::Backend {
 
   void record(const CollectiveCall& made, int device, c10::StreamId stream, int64_t sequence) {
     const auto [row, site] = python().note(made);
+    if (timing() && device >= 0 && !capturing()) time_collective(device, stream, row);
     recorder().add(EventKind::Collective, std::max(device, 0), stream, row, sequence, site, device < 0 ? kOnHost : 0);
   }
 

@@ -23,7 +23,8 @@ struct DeviceConfig {
   int64_t total_bytes = 0;        // as the driver reports it
   int64_t outside_bytes = 0;      // CUDA context and libraries
   int64_t blas_workspace_bytes = 0;
-  bool prefer_cudnn_attention = false;
+  bool prefer_cudnn_attention = false;        // this GPU's default
+  bool deprioritize_cudnn_attention = false;  // as the environment says
   std::string allocator_conf;
   int64_t cudnn_version = 0;
   int64_t cuda_version = 0;
@@ -51,9 +52,6 @@ struct OnDevice {  // the device of the op under way
   int previous;
 };
 
-// A lower bound of device time, per stream, from the durations the planner gives: what elapsed_time answers with.
-void advance_clock(int device, c10::StreamId stream, double nanoseconds);
-double clock_of(int device, c10::StreamId stream);
 double elapsed_ms(uint64_t from_event, uint64_t to_event);  // by torch.Event.event_id
 void synchronize_device(int device);
 void synchronize_stream(int device, c10::StreamId stream);
@@ -92,17 +90,22 @@ void ensure_blas_workspace();
 void clear_blas_workspaces();
 // What this thread does until `end_aside` is none of the program's: benchmarks of a compiler, which a GPU would run once and
 // whose answers it keeps. Memory comes from an endless device beside the emulated one, nothing is recorded; the numbers of the
-// signatures that were called are given back.
+// calls that were made are given back.
 void begin_aside();
 std::vector<uint32_t> end_aside();
 bool aside();
 // What this thread's allocations hold from now on (none: what their phase tells), and what they held before.
 std::optional<uint32_t> allocate_as(std::optional<uint32_t> category);
+// While one of these lives, what this thread allocates and frees are temporaries of a kernel: they are recorded as such, because on
+// another GPU the same call has others.
+struct AsTemporary {
+  AsTemporary();
+  ~AsTemporary();
+};
 
 // ---- CUDA graphs: a capture takes the work out of the record, a replay puts it back ----
 struct Graph {
   std::vector<TraceEvent> work;
-  double duration_ns = 0;
   uint32_t number = 0;
   int device = 0;
   MempoolId pool;

@@ -1,15 +1,16 @@
 #include "dispatch.h"
 
+#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/library.h>
 
 #include <shared_mutex>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "call_key.h"
 #include "kernels.h"
+#include "timing.h"
 #include "values.h"
 
 namespace maya {
@@ -148,18 +149,42 @@ struct MetaClones {  // meta tensors that share memory where the originals do
   }
 };
 
-// Ops that take tensors of the host beside those of the device: indices and lengths may be on either.
-const std::unordered_set<std::string>& mixes_devices() {
-  static const auto* names = new std::unordered_set<std::string>{
-      "aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index", "aten::_unsafe_index_put",
-      "aten::_ctc_loss", "aten::_ctc_loss_backward", "aten::_cudnn_ctc_loss", "aten::_cudnn_rnn", "aten::_cudnn_rnn_backward",
-      "aten::masked_fill", "aten::masked_fill_", "aten::_resize_output_", "aten::resize_as_"};
-  return *names;
+// ---- switches of torch ----
+struct Setting { const char* name; bool (*read)(const at::Context&); };
+using Precision = at::Float32Precision;
+Precision precision(const at::Context& context, at::Float32Op op) { return context.float32Precision(at::Float32Backend::CUDA, op); }
+constexpr Setting kSettings[] = {
+    {"deterministic", [](const at::Context& c) { return c.deterministicAlgorithms(); }},
+    {"tf32_products", [](const at::Context& c) { return precision(c, at::Float32Op::MATMUL) == Precision::TF32; }},
+    {"tf32_cudnn", [](const at::Context& c) {
+       const auto conv = precision(c, at::Float32Op::CONV);
+       return conv == Precision::TF32 || conv == Precision::DEFAULT;
+     }},
+    {"half_reductions", [](const at::Context& c) { return c.allowFP16ReductionCuBLAS() != at::CuBLASReductionOption::DisallowReducedPrecisionAllowSplitK; }},
+    {"bfloat_reductions", [](const at::Context& c) { return c.allowBF16ReductionCuBLAS() != at::CuBLASReductionOption::DisallowReducedPrecisionAllowSplitK; }},
+    {"cudnn", [](const at::Context& c) { return c.userEnabledCuDNN(); }},
+    {"benchmark", [](const at::Context& c) { return c.benchmarkCuDNN(); }},
+    {"sdpa_cudnn_first", [](const at::Context&) { return !config().deprioritize_cudnn_attention; }},
+    {"cudnn_deterministic", [](const at::Context& c) { return c.deterministicCuDNN(); }},
+    {"sdpa_flash", [](const at::Context& c) { return c.userEnabledFlashSDP(); }},
+    {"sdpa_efficient", [](const at::Context& c) { return c.userEnabledMemEfficientSDP(); }},
+    {"sdpa_cudnn", [](const at::Context& c) { return c.userEnabledCuDNNSDP(); }},
+    {"sdpa_math", [](const at::Context& c) { return c.userEnabledMathSDP(); }},
+};
+uint64_t default_settings = 0;
+
+// Only what multiplies has more than one switch; reading them all takes longer than looking a call up.
+uint64_t settings_of(bool multiplies) {
+  const auto& context = at::globalContext();
+  if (!multiplies) return (default_settings & ~1ull) | uint64_t(kSettings[0].read(context));
+  uint64_t bits = 0;
+  for (size_t i = 0; i < std::size(kSettings); i++) bits |= uint64_t(kSettings[i].read(context)) << i;
+  return bits;
 }
 
 // What a CUDA kernel would refuse, torch's Meta kernels let pass.
 void check_same_device(const c10::FunctionSchema& schema, const std::vector<TensorImpl*>& tensors) {
-  if (mixes_devices().count(schema.name())) return;
+  if (op_values(schema.name()).mixes_devices) return;
   const TensorImpl* first = nullptr;
   for (const auto* tensor : tensors) if (tensor->is_cuda()) { first = tensor; break; }
   if (!first) return;
@@ -268,9 +293,18 @@ void apply_resizes(const Entry& entry, const std::vector<TensorImpl*>& inputs) {
 // A kernel's temporaries: what it does not free on the way goes in reverse order, as C++ locals do.
 struct Temporaries {
   std::vector<c10::DataPtr> held;
-  void allocate(int64_t bytes) { held.push_back(device_allocator()->allocate(bytes)); }
-  void free(int64_t index) { if (index < int64_t(held.size())) held[index].clear(); }
-  ~Temporaries() { while (!held.empty()) held.pop_back(); }
+  void allocate(int64_t bytes) {
+    AsTemporary temporary;
+    held.push_back(device_allocator()->allocate(bytes));
+  }
+  void free(int64_t index) {
+    AsTemporary temporary;
+    if (index < int64_t(held.size())) held[index].clear();
+  }
+  ~Temporaries() {
+    AsTemporary temporary;
+    while (!held.empty()) held.pop_back();
+  }
 };
 
 // Makes the outputs in the order the real kernel allocates them, with its temporaries in between.
@@ -351,8 +385,8 @@ void launch(const Plan& plan) {
   call_count++;
   const int device = current_device();
   const auto stream = current_stream(device);
-  advance_clock(device, stream, plan.duration_ns);
-  recorder().add(EventKind::Op, device, stream, plan.signature);
+  if (timing() && !capturing() && !aside()) time_call(device, stream, plan.call);
+  recorder().add(EventKind::Op, device, stream, plan.call);
 }
 
 struct Kernel final : c10::OperatorKernel {
@@ -385,11 +419,13 @@ struct Kernel final : c10::OperatorKernel {
     const at::ArrayRef<IValue> arguments(stack->data() + base, count);
     if (copies_lists && copy_between_devices(arguments[0], arguments[1], arguments[2].toBool())) return stack->resize(base);
     ScopedKey key;
+    const uint64_t settings = settings_of(traits.heavy);
+    key->words.push_back(settings);
     for (const auto& argument : arguments) key->add(argument, numbers_matter);
     OnDevice on(device_of(*key.key, arguments));
     const uint64_t hash = key->hash();
     Entry* entry = entries.find(hash, key->words);
-    if (!entry) entry = entries.insert(hash, describe(op, *key.key, arguments));
+    if (!entry) entry = entries.insert(hash, describe(op, *key.key, arguments, settings));
 
     apply_resizes(*entry, key->tensors);  // first: an out= tensor that came empty can then be written on the host too
     Stack values;
@@ -408,7 +444,7 @@ struct Kernel final : c10::OperatorKernel {
     for (auto& result : results) stack->push_back(std::move(result));
   }
 
-  std::unique_ptr<Entry> describe(const c10::OperatorHandle& op, const Key& key, at::ArrayRef<IValue> arguments) {
+  std::unique_ptr<Entry> describe(const c10::OperatorHandle& op, const Key& key, at::ArrayRef<IValue> arguments, uint64_t settings) {
     check_same_device(op.schema(), key.tensors);
     auto entry = ask_meta(op, name, arguments);
     entry->key = key.words;
@@ -430,7 +466,7 @@ struct Kernel final : c10::OperatorKernel {
         outputs.push_back(meta(one.outputs[0]));
       }
     }
-    if (python) entry->plan = python->plan(name, &op.schema(), arguments, outputs);
+    if (python) entry->plan = python->plan(name, &op.schema(), arguments, outputs, settings);
     return entry;
   }
 };
@@ -494,6 +530,13 @@ void set_python_side(std::unique_ptr<PythonSide> side) {
   python = side.release();
 }
 int64_t calls() { return call_count; }
+
+std::vector<std::string> setting_names() {
+  std::vector<std::string> names;
+  for (const auto& setting : kSettings) names.emplace_back(setting.name);
+  return names;
+}
+void set_default_settings(uint64_t bits) { default_settings = bits; }
 int64_t distinct_calls() { return distinct_count; }
 
 void register_kernels(const std::vector<std::string>& cuda_ops, const std::vector<std::string>& sparse_ops) {
@@ -517,21 +560,31 @@ void unregister_kernels() {
   restore_stubs();
 }
 
-void record_call(const std::string& name, at::ArrayRef<IValue> arguments, at::ArrayRef<IValue> returns) {
+namespace {
+Entry* recorded_entry(const std::string& name, at::ArrayRef<IValue> arguments, at::ArrayRef<IValue> returns) {
   Entries* mine = recorded_calls().of(name);
   ScopedKey key;
+  const uint64_t settings = settings_of(op_values(name).heavy);
+  key->words.push_back(settings);
   for (const auto& argument : arguments) key->add(argument, true);
   for (const auto& value : returns) key->add(value, true);
   const uint64_t hash = key->hash();
-  Entry* entry = mine->find(hash, key->words);
-  if (!entry) {
-    auto made = std::make_unique<Entry>();
-    made->key = key->words;
-    const auto op = name.starts_with("aten::") ? find_op(name.substr(6)) : std::nullopt;
-    const bool whole = op && op->schema().arguments().size() == arguments.size();  // not only the tensors of the call
-    if (python) made->plan = python->plan(name, whole ? &op->schema() : nullptr, arguments, returns);
-    entry = mine->insert(hash, std::move(made));
-  }
+  if (Entry* known = mine->find(hash, key->words)) return known;
+  auto made = std::make_unique<Entry>();
+  made->key = key->words;
+  const auto op = name.starts_with("aten::") ? find_op(name.substr(6)) : std::nullopt;
+  const bool whole = op && op->schema().arguments().size() == arguments.size();  // not only the tensors of the call
+  if (python) made->plan = python->plan(name, whole ? &op->schema() : nullptr, arguments, returns, settings);
+  return mine->insert(hash, std::move(made));
+}
+}  // namespace
+
+void note_call(const std::string& name, at::ArrayRef<IValue> arguments) {
+  if (recorder().on()) recorded_entry(name, arguments, {});
+}
+
+void record_call(const std::string& name, at::ArrayRef<IValue> arguments, at::ArrayRef<IValue> returns) {
+  Entry* entry = recorded_entry(name, arguments, returns);
   Temporaries temporaries;
   for (auto [step, value] : entry->plan.program) {
     if (step == Plan::Temporary) temporaries.allocate(value);

@@ -1,12 +1,13 @@
 #include <atomic>
 
 #include "device.h"
+#include "timing.h"
 
 namespace maya {
 namespace {
 std::atomic<int> captures{0};
 std::atomic<uint32_t> next_graph{1};
-struct Capture { size_t first_event; double clock; int64_t stream; };
+struct Capture { size_t first_event; int64_t stream; };
 thread_local Capture capture;
 }  // namespace
 
@@ -22,7 +23,7 @@ void begin_capture(Graph& graph, MempoolId pool) {
   graph.holds_pool = true;
   allocator(device).begin_allocate_to_pool(pool, [stream](int64_t used) { return used == stream; });
   allocator(device).capture_begins();
-  capture = {recorder().size(), clock_of(device, stream), stream};
+  capture = {recorder().size(), stream};
   captures++;
 }
 
@@ -31,8 +32,6 @@ void end_capture(Graph& graph) {
   allocator(graph.device).capture_ends();
   allocator(graph.device).end_allocate_to_pool(graph.pool);
   graph.work = recorder().cut_work(capture.first_event);
-  graph.duration_ns = clock_of(graph.device, capture.stream) - capture.clock;
-  advance_clock(graph.device, capture.stream, -graph.duration_ns);
   graph.stream = recorder().stream_number(graph.device, capture.stream);
   graph.number = next_graph++;
 }
@@ -46,7 +45,7 @@ void replay(const Graph& graph) {
     if (event.stream == graph.stream) event.stream = here;  // what was captured on a stream is launched on the current one
     recorder().append(event);
   }
-  advance_clock(graph.device, stream, graph.duration_ns);
+  if (timing()) time_graph(graph.device, stream, graph.work);
 }
 
 void reset(Graph& graph) {

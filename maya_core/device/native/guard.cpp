@@ -14,6 +14,7 @@
 #include <map>
 
 #include "device.h"
+#include "timing.h"
 #include "dispatch.h"
 
 namespace maya {
@@ -35,18 +36,6 @@ thread_local std::array<c10::StreamId, kMaxDevices> this_stream{};
 
 std::array<std::array<std::atomic<uint32_t>, kPriorities>, kMaxDevices> streams_taken;
 std::atomic<uint32_t> next_event{1};
-
-struct Clocks {
-  std::mutex mutex;
-  std::map<std::pair<int, c10::StreamId>, double> by_stream;
-};
-Clocks& clocks() { static auto* instance = new Clocks; return *instance; }
-
-void clock_at_least(int device, c10::StreamId stream, double time) {
-  std::lock_guard lock(clocks().mutex);
-  auto& clock = clocks().by_stream[{device, stream}];
-  clock = std::max(clock, time);
-}
 
 struct Event {  // handles are used again and again, so a record is (handle, version)
   uint32_t handle;
@@ -83,19 +72,20 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void* getStreamNativeHandle(const Stream s) const override { return reinterpret_cast<void*>(stream_handle(s.device_index(), s.id())); }
   bool isStreamCapturing(const Stream&) const override { return capturing(); }
 
-  void record(void** slot, const Stream& s, const c10::DeviceIndex, const c10::EventFlag) const override {
+  void record(void** slot, const Stream& s, const c10::DeviceIndex, const c10::EventFlag flag) const override {
     if (!*slot) *slot = new Event{next_event++};
     auto& event = *static_cast<Event*>(*slot);
     event.version++;
     event.stream = s.id();
     event.device = s.device_index();
-    event.time = clock_of(event.device, event.stream);
+    if (flag == c10::EventFlag::BACKEND_DEFAULT) start_timing();
+    if (timing()) event.time = time_of_record(event.device, event.stream);
     recorder().add(EventKind::EventRecord, event.device, s.id(), event.handle, event.version);
   }
   void block(void* slot, const Stream& s) const override {
     if (!slot) return;
     auto& event = *static_cast<Event*>(slot);
-    clock_at_least(s.device_index(), s.id(), event.time);
+    if (timing()) stream_waits(s.device_index(), s.id(), event.time);
     recorder().add(EventKind::EventWait, s.device_index(), s.id(), event.handle, event.version);
   }
   bool queryEvent(void*) const override { return true; }
@@ -103,6 +93,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void synchronizeEvent(void* slot) const override {
     if (!slot) return;
     auto& event = *static_cast<Event*>(slot);
+    if (timing()) host_waits(event.time);
     recorder().add(EventKind::EventSync, event.device, event.stream, event.handle, event.version);
   }
   double elapsedTime(void* from, void* to, const c10::DeviceIndex) const override {
@@ -266,20 +257,18 @@ uint64_t stream_handle(int device, c10::StreamId stream) {
 }
 c10::StreamId stream_of_handle(uint64_t handle) { return handle >> 32 == kHandles >> 32 ? (handle >> 4) & 0xfffff : handle; }
 
-double clock_of(int device, c10::StreamId stream) {
-  std::lock_guard lock(clocks().mutex);
-  return clocks().by_stream[{device, stream}];
-}
 double elapsed_ms(uint64_t from, uint64_t to) {
   TORCH_CHECK(from && to, "Both events must be recorded before calculating elapsed time.");
   return (reinterpret_cast<Event*>(to)->time - reinterpret_cast<Event*>(from)->time) / 1e6;
 }
-void advance_clock(int device, c10::StreamId stream, double nanoseconds) {
-  std::lock_guard lock(clocks().mutex);
-  clocks().by_stream[{device, stream}] += nanoseconds;
+void synchronize_stream(int device, c10::StreamId stream) {
+  if (timing()) host_waits_for(device, stream);
+  recorder().add(EventKind::StreamSync, device, stream, 0);
 }
-void synchronize_stream(int device, c10::StreamId stream) { recorder().add(EventKind::StreamSync, device, stream, 0); }
-void synchronize_device(int device) { recorder().add(EventKind::DeviceSync, device, 0, 0); }
+void synchronize_device(int device) {
+  if (timing()) host_waits_for_device(device);
+  recorder().add(EventKind::DeviceSync, device, 0, 0);
+}
 
 at::Generator& default_generator(int device) {
   static auto* generators = [] {
@@ -317,7 +306,6 @@ void install(DeviceConfig wanted, const std::vector<std::string>& cuda_ops, cons
   the_settings = parse_allocator_settings(wanted.allocator_conf);
   the_config = std::move(wanted);
   grow(the_config.count);
-  { std::lock_guard lock(clocks().mutex); clocks().by_stream.clear(); }
   this_device = 0;
   this_stream.fill(0);
   constexpr auto slot = size_t(c10::DeviceType::CUDA);

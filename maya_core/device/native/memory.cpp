@@ -16,11 +16,13 @@
 namespace maya {
 namespace {
 
+thread_local bool temporary = false;
+
 void release(void* context) {
   auto* allocation = static_cast<Allocation*>(context);
   auto* block = allocation->block;
   if (is_current(allocation->allocator))  // not a leftover of an emulation that has ended
-    recorder().add(EventKind::Free, allocation->device, stream_of(block), 0, address_of(block), size_of(block));
+    recorder().add(EventKind::Free, allocation->device, stream_of(block), 0, address_of(block), size_of(block), temporary ? kTemporary : 0);
   allocation->allocator->free(block);
   delete allocation;
 }
@@ -63,7 +65,7 @@ struct StorageAllocator final : c10::DeviceAllocator {
       recorder().add(EventKind::OutOfMemory, device, current_stream(device), 0, bytes);
       TORCH_CHECK_WITH(OutOfMemoryError, false, error.what());
     }
-    recorder().add(EventKind::Alloc, device, stream_of(block), 0, address_of(block), size_of(block));
+    recorder().add(EventKind::Alloc, device, stream_of(block), 0, address_of(block), size_of(block), temporary ? kTemporary : 0);
     if (allocating_as) recorder().add(EventKind::Label, device, stream_of(block), *allocating_as, address_of(block));
     return {reinterpret_cast<void*>(address_of(block)), new Allocation{block, &memory, device, {}}, &release, where};
   }
@@ -223,6 +225,9 @@ void clear_blas_workspaces() {
   std::lock_guard lock(blas().mutex);
   blas().live.clear();
 }
+
+AsTemporary::AsTemporary() { temporary = true; }
+AsTemporary::~AsTemporary() { temporary = false; }
 
 std::optional<uint32_t> allocate_as(std::optional<uint32_t> category) { return std::exchange(allocating_as, category); }
 

@@ -22,7 +22,7 @@ std::atomic<uint32_t> next_thread{0};
 thread_local uint32_t this_thread = next_thread++;
 thread_local std::vector<uint32_t> module_stack;
 thread_local int optimizer_depth = 0;
-thread_local std::vector<std::vector<uint32_t>> done_aside;  // signatures called, innermost last
+thread_local std::vector<std::vector<uint32_t>> done_aside;  // numbers of the calls made, innermost last
 
 // Autograd numbers the nodes of a thread as they are made, so the module and line of a backward op are those of the forward
 // op whose node bears the same number. One row per forward thread, one column per number.

@@ -1,5 +1,5 @@
 // The recorder: what this process asked of its emulated GPUs, in the order it asked. One fixed-size record per
-// event; everything that repeats (op signatures, module names, call sites) is a number into a table kept in Python.
+// event; everything that repeats (calls, module names, call sites) is a number into a table kept in Python.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace maya {
 
 // Written to disk as numbers: append only, and keep maya_core/trace/schema.py in step.
 enum class EventKind : uint8_t {
-  Op = 0,            // subject: signature
+  Op = 0,            // subject: call
   Alloc = 1,         // subject: line of the program, a: address, b: bytes (rounded as the allocator does)
   Free = 2,          // a: address, b: bytes
   SegmentAlloc = 3,  // a: address, b: bytes
@@ -45,11 +45,12 @@ struct TraceEvent {
   uint8_t phase;     // Phase
   uint8_t device;
   uint8_t thread;    // small number per host thread, 0 = the first to record
-  uint16_t flags;    // kReplayed, kOnHost
+  uint16_t flags;    // kReplayed, kOnHost, kTemporary
 };
 static_assert(sizeof(TraceEvent) == 40);
 constexpr uint16_t kReplayed = 1;  // put on the stream by a CUDA graph
 constexpr uint16_t kOnHost = 2;    // a collective of host tensors: no stream takes part
+constexpr uint16_t kTemporary = 4; // memory that a kernel takes and gives back within its call
 
 class Recorder {
  public:

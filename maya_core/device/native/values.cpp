@@ -10,7 +10,6 @@
 #include <mutex>
 #include <random>
 #include <unordered_map>
-#include <unordered_set>
 
 namespace maya {
 namespace {
@@ -155,17 +154,7 @@ void fill_random_indices(const at::Tensor& indices, int64_t dim, int64_t choices
   remember(indices, host);
 }
 
-// Ops that only write their first argument.
-const std::unordered_set<std::string> kFills = {"fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_",
-                                                "geometric_", "cauchy_", "log_normal_"};
-const std::unordered_map<std::string, Assume> kAssumptions = {
-    {"_amp_foreach_non_finite_check_and_unscale_", Assume::AllFinite},
-    {"all", Assume::True}, {"any", Assume::False}, {"isnan", Assume::False}, {"isinf", Assume::False}, {"isfinite", Assume::True},
-    {"isposinf", Assume::False}, {"isneginf", Assume::False}, {"eq", Assume::SameIsEqual}, {"ne", Assume::CompareInfinity},
-    {"topk", Assume::RandomIndices}, {"sort", Assume::RandomIndices}, {"argmax", Assume::RandomIndices}, {"argmin", Assume::RandomIndices},
-    {"max", Assume::RandomIndices}, {"min", Assume::RandomIndices}, {"multinomial", Assume::RandomIndices},
-};
-const std::unordered_set<std::string> kUniformSafe = {"all", "any", "amax", "amin", "max", "min", "mean", "clone", "_to_copy"};
+std::unordered_map<std::string, OpValues>& values_by_op() { static auto* table = new std::unordered_map<std::string, OpValues>; return *table; }
 
 bool contains(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
 
@@ -281,28 +270,37 @@ void read_to_host(const at::Tensor& host, const at::Tensor& device) {
 
 bool is_made_up(const c10::Storage& host) { return made_up().has(host); }
 
+void set_op_values(std::unordered_map<std::string, OpValues> table) { values_by_op() = std::move(table); }
+
+OpValues op_values(const std::string& name, const std::string& overload) {
+  const auto& table = values_by_op();
+  OpValues found;
+  if (auto all = table.find(name); all != table.end()) found = all->second;
+  if (overload.empty()) return found;
+  if (auto one = table.find(name + "." + overload); one != table.end() && one->second.assume != Assume::Nothing) found.assume = one->second.assume;
+  return found;
+}
+
 ValueTraits value_traits(const c10::OperatorHandle& op) {
   ValueTraits traits;
   const auto& schema = op.schema();
   const auto& full = schema.name();
+  const OpValues said = op_values(full, schema.overload_name());
   const std::string name = full.substr(full.rfind(':') + 1);
-  const std::string plain = name.ends_with("_") && !name.starts_with("_") ? name.substr(0, name.size() - 1) : name;
-  traits.pointwise = op.hasTag(at::Tag::pointwise) || kUniformSafe.count(name);
+  traits.pointwise = op.hasTag(at::Tag::pointwise) || said.keeps_uniform;
   traits.random = op.hasTag(at::Tag::nondeterministic_seeded);
+  traits.heavy = said.heavy;
+  traits.assume = said.assume;
   bool takes_generator = false;
   for (const auto& argument : schema.arguments()) {
     const bool written = argument.alias_info() && argument.alias_info()->isWrite();
     traits.written.push_back(written);
-    traits.only_written.push_back(argument.is_out() || (written && kFills.count(name)));
+    traits.only_written.push_back(argument.is_out() || (written && said.only_writes));
     if (argument.name() == "dim") traits.dim_argument = int(traits.written.size()) - 1;
     takes_generator = takes_generator || contains(argument.type()->str(), "Generator");
   }
   // Without a generator to pass, a host kernel would draw from, and disturb, the program's own CPU generator.
   traits.computable = !(traits.random && !takes_generator) && full.starts_with("aten::") && !contains(name, "cudnn") && !contains(name, "_fused_");
-  for (const char* part : {"mm", "conv", "attention", "linalg", "rnn", "fft", "dot", "addmv", "mv"}) traits.heavy = traits.heavy || contains(name, part);
-  if (contains(name, "convert")) traits.heavy = false;
-  if (auto found = kAssumptions.find(plain); found != kAssumptions.end()) traits.assume = found->second;
-  if ((plain == "max" || plain == "min") && !contains(schema.overload_name(), "dim")) traits.assume = Assume::Nothing;
   return traits;
 }
 

@@ -4,6 +4,9 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include <string>
+#include <unordered_map>
+
 #include "device.h"
 
 namespace maya {
@@ -28,7 +31,15 @@ bool is_made_up(const c10::Storage& host);                       // was it fille
 // How an op treats values it does not know.
 enum class Assume : uint8_t { Nothing, AllFinite, True, False, RandomIndices, SameIsEqual, CompareInfinity };
 
-struct ValueTraits {  // fixed per op, from its schema and tags
+// What Python says of an op at install (maya_core/ops/registry.py), by its full name.
+struct OpValues {
+  Assume assume = Assume::Nothing;
+  bool only_writes = false, keeps_uniform = false, heavy = false, mixes_devices = false;
+};
+void set_op_values(std::unordered_map<std::string, OpValues> table);
+OpValues op_values(const std::string& name, const std::string& overload = "");
+
+struct ValueTraits {  // fixed per op, from its schema, its tags and what Python says of it
   Assume assume = Assume::Nothing;
   bool computable = true;      // may be computed on the host at all
   bool pointwise = false;      // one uniform input gives one uniform output

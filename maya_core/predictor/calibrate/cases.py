@@ -11,16 +11,17 @@ from typing import Any
 
 import torch
 
-from maya_core.device.kernels import Planner
 from maya_core.hardware.catalog import Gpu
-from maya_core.predictor.kernels import Kernel, kernels_of
+from maya_core.hardware.dtypes import DTYPES
+from maya_core.hardware.platform import Platform
+from maya_core.ops.attention_choice import settled
+from maya_core.ops.kernel import Kernel
+from maya_core.ops.plan import kernels_of
+from maya_core.trace.call import Call, Tensor
 
 aten = torch.ops.aten
 MIB = 2**20
-NAMES = {
-    torch.float32: "Float", torch.float64: "Double", torch.float16: "Half", torch.bfloat16: "BFloat16",
-    torch.int64: "Long", torch.int32: "Int", torch.bool: "Bool", torch.uint8: "Byte", torch.uint64: "UInt64",
-}  # fmt: skip
+NAMES = {f"torch.{dtype.name}": name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -45,24 +46,24 @@ class OpCall:
 
 def kernel_of(gpu: Gpu, call: OpCall, results: Any) -> Kernel | None:
     """The one kernel that a call launches, with those that were only ever measured together with it; None if there are more."""
-    planner = Planner(gpu)
     schema = call.op._schema
     given = list(call.arguments) + [argument.default_value for argument in schema.arguments[len(call.arguments) :]]
     outputs = results if isinstance(results, tuple) else (results,)
-    planner.plan(
+    platform = Platform(gpu)
+    made = Call(
         schema.name + (f".{schema.overload_name}" if schema.overload_name else ""),
         [argument.name for argument in schema.arguments],
         [_described(argument) for argument in given],
         [_described(output) for output in outputs if isinstance(output, torch.Tensor)],
     )
-    kernels = [kernel for kernel in kernels_of(planner.signatures[0]) if kernel.family != "included"]
+    kernels = [kernel for kernel in kernels_of(settled(made, platform), platform) if kernel.family != "included"]
     return kernels[0] if len(kernels) == 1 else None
 
 
 def _described(value: Any) -> Any:
     """A tensor as the emulated device describes it to its rules."""
     if isinstance(value, torch.Tensor):
-        return NAMES[value.dtype], tuple(value.shape), tuple(value.stride()), value.device.type
+        return Tensor(NAMES[str(value.dtype)], tuple(value.shape), tuple(value.stride()), value.device.type)
     return [_described(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 

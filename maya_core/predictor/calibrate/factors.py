@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from maya_core.hardware.catalog import find_gpu
+from maya_core.ops.kernel import Kernel
 from maya_core.predictor.calibration import (
     STEEPEST,
     Calibration,
@@ -20,7 +21,6 @@ from maya_core.predictor.calibration import (
     Unused,
     shipped_digest,
 )
-from maya_core.predictor.kernels.kernel import Kernel
 
 Predict = Callable[[str, Sequence[Kernel]], np.ndarray]  # seconds of kernels on the GPU of that name
 
@@ -58,7 +58,7 @@ def make(
         created=created or datetime.datetime.now(datetime.UTC).replace(microsecond=0),
         shipped=shipped_digest(),
         sources=sources,
-        measured=sorted(measured, key=lambda row: row.kernel),
+        measured=sorted(measured, key=lambda row: (row.family, row.model, row.sizes)),
         collectives=sorted(
             collectives, key=lambda row: (row.op, row.nodes, row.ranks_per_node, row.network, row.bytes)
         ),

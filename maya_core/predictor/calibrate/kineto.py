@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from maya_core.device.kernels.call import ITEM_BYTES
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import Gpu, find_gpu, gpus
+from maya_core.hardware.dtypes import item_bytes
+from maya_core.ops.kernel import Gemm, Kernel
 from maya_core.predictor.calibrate.recorded import NO_OVERLOAD, RecordedCall, Replay, Unknown, overload
 from maya_core.predictor.calibration import Collective, Measured
-from maya_core.predictor.kernels import Kernel
 
 OPS, LAUNCHES = ("cpu_op", "operator"), ("cuda_runtime", "cuda_driver", "runtime")
 KERNEL, MEMCPY, MEMSET = "kernel", "gpu_memcpy", "gpu_memset"
@@ -149,7 +149,8 @@ def load(path: Path) -> dict[str, Any]:
         raise MayaError(f"{path} is not a profiler trace: it has no traceEvents.", AGAIN)
     if not events:
         raise MayaError(f"{path} has no events: nothing ran while it was recorded.", AGAIN)
-    return trace
+    answer: dict[str, Any] = trace
+    return answer
 
 
 def gpu_by_driver_name(name: str) -> Gpu | None:
@@ -410,7 +411,7 @@ class _Reader:
             elif (seconds := sum(each.seconds for each in work)) > 0:
                 runs[kernel].append((work[0].start, seconds, len(work)))
                 in_tf32 = any(part in each.name for each in work for part in TF32)
-                self.counts.tf32 += kernel[:2] == ("gemm", "float32") and in_tf32
+                self.counts.tf32 += isinstance(kernel, Gemm) and kernel.dtype == "float32" and in_tf32
 
     def _messages(self, gpus_per_node: int, network: str) -> dict[tuple[str, float, int, int, str], list[float]]:
         found: dict[tuple[str, float, int, int, str], list[tuple[float, float]]] = defaultdict(list)
@@ -521,7 +522,7 @@ def message(args: dict[str, Any], gpus_per_node: int) -> tuple[str, float, int, 
     nodes = Counter(rank // gpus_per_node for rank in ranks)
     if len(set(nodes.values())) != 1 or op == "send":
         return None  # peers of a message are not told
-    return op, float(elements * ITEM_BYTES.get(str(args.get("dtype")), 1)), size // len(nodes), len(nodes)
+    return op, float(elements * item_bytes(str(args.get("dtype")))), size // len(nodes), len(nodes)
 
 
 def _numbers(text: Any) -> list[int]:

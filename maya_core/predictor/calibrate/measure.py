@@ -20,9 +20,9 @@ import torch
 from maya_core.device import build
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import Gpu
+from maya_core.ops.kernel import Kernel
 from maya_core.predictor.calibrate.cases import Case, OpCall, kernel_of
 from maya_core.predictor.calibration import Measured
-from maya_core.predictor.kernels import Kernel
 
 BURST_RUNS = 10
 LEAST_RUNS = 20
@@ -127,7 +127,7 @@ class EventTimer:
         return sample(lambda count: self._runs(call, count), self.sustain_s)
 
     def _runs(self, call: Callable[[], Any], count: int) -> list[float]:
-        pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
+        pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]  # type: ignore[no-untyped-call]
         for start, end in pairs:
             self.flush.zero_()  # nothing of the last run is left in L2, and the host gets ahead of the GPU
             start.record()

@@ -19,7 +19,8 @@ import torch
 from maya_core.device.emulated import EmulatedDevice
 from maya_core.device.ops import cuda_ops
 from maya_core.hardware.catalog import Gpu
-from maya_core.predictor.kernels import Kernel, kernels_of
+from maya_core.ops.kernel import Kernel
+from maya_core.ops.plan import kernels_of
 from maya_core.trace.schema import EVENT, Kind
 
 # C++ names of element types as compilers write them.
@@ -185,7 +186,8 @@ class Replay:
             raise Unknown(NOT_REPEATED) from error
         events = np.frombuffer(native.take_events(), EVENT)
         called = events[events["kind"] == Kind.OP]["subject"]
-        return [kernel for number in called for kernel in kernels_of(self.device.planner.signatures[number])]
+        planner = self.device.planner
+        return [kernel for number in called for kernel in kernels_of(planner.calls[number], planner.platform)]
 
 
 def _arguments(op: torch._ops.OpOverload, call: RecordedCall) -> tuple[list[Any], dict[str, Any]]:

@@ -11,9 +11,9 @@ from scipy.optimize import least_squares
 from maya_core.hardware.catalog import Gpu
 from maya_core.predictor.attention import (
     BACKWARD_MULTIPLICATIONS,
-    Attention,
     AttentionModel,
     AttentionStructure,
+    FittedAttention,
     points,
 )
 from maya_core.predictor.fitting.lattice import fit_smooth, fit_surface
@@ -121,4 +121,4 @@ def fit_scale(gpu: Gpu, donor: AttentionModel, factor: float) -> AttentionModel:
 
 
 def predict(model: AttentionModel, gpu: Gpu, sizes: Sizes) -> np.ndarray:
-    return Attention(model, gpu).seconds(*sizes)[0]
+    return FittedAttention(model, gpu).seconds(*sizes)[0]

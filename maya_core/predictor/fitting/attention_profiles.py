@@ -11,11 +11,11 @@ import numpy as np
 
 from maya_core.hardware.catalog import Gpu, find_gpu
 from maya_core.predictor.attention import AttentionModel, seen_keys
+from maya_core.predictor.family import peak_flops
 from maya_core.predictor.fitting.attention import fit_attention, fit_backward, fit_scale, predict
 from maya_core.predictor.fitting.data import read_table, rows, where
 from maya_core.predictor.fitting.gemm_sources import BURST
 from maya_core.predictor.fitting.splits import Line, by_key, largest_tenth, summarize
-from maya_core.predictor.gemm import peak_flops
 from maya_core.predictor.profile import Profile, Source
 
 # Kernels of the forward table, by what they are to us. TensorRT-LLM's stands in for cuDNN's, which nobody published.
@@ -45,7 +45,8 @@ class AttentionRows:
     @property
     def work(self) -> np.ndarray:
         batch, heads, _, queries, keys, head, value_head, causal, window = self.sizes
-        return batch * heads * queries * seen_keys(queries, keys, causal, window)[1] * (head + value_head)
+        answer: np.ndarray = batch * heads * queries * seen_keys(queries, keys, causal, window)[1] * (head + value_head)
+        return answer
 
 
 def forward_rows(data: Path, gpu: str, kernel: str) -> AttentionRows | None:

@@ -67,7 +67,8 @@ def _solve(
         if best is None or found.cost < best.cost:
             best = found
     assert best is not None
-    return best.x
+    answer: np.ndarray = best.x
+    return answer
 
 
 # Within an island
@@ -99,7 +100,8 @@ def fit_inside(
     measured = np.log(rows.seconds)
 
     def error(point: np.ndarray) -> np.ndarray:
-        return np.log(_inside(kinds, point).seconds(op, rate, rows.nbytes, rows.ranks)) - measured
+        answer: np.ndarray = np.log(_inside(kinds, point).seconds(op, rate, rows.nbytes, rows.ranks)) - measured
+        return answer
 
     structure = _inside(kinds, _solve(guess, error, rows.weight))
     slack = NVLS_SLACK if "nvls" in kinds else 0.0
@@ -198,7 +200,8 @@ def fit_crossing(op: str, measured: Crossings) -> OutsideStructure:
     wanted = np.log(measured.rows.seconds)
 
     def error(point: np.ndarray) -> np.ndarray:
-        return np.log(_outside(kinds, point).seconds(op, measured.route, measured.rows.nbytes)) - wanted
+        answer: np.ndarray = np.log(_outside(kinds, point).seconds(op, measured.route, measured.rows.nbytes)) - wanted
+        return answer
 
     return _outside(kinds, _solve(guess, error, measured.rows.weight, reach))
 

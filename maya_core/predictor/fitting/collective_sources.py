@@ -206,4 +206,5 @@ def _polaris_settings(table: Table) -> np.ndarray:
     setting = table["env_variant"].astype(str)
     recommended = {key for key, value in zip(keys, setting, strict=True) if value == RECOMMENDED}
     wanted = [RECOMMENDED if key in recommended else LARGE_RUNS for key in keys]
-    return setting == np.array(wanted)
+    answer: np.ndarray = setting == np.array(wanted)
+    return answer

@@ -175,7 +175,8 @@ def _network_profile(data: Path, network: str, evaluate: bool) -> tuple[Profile,
 def _bound(op: str, part: Crossings, machine: Cluster) -> np.ndarray:
     _, _, within, across = link_work(op, "ring", part.route)
     ports = part.route.outside / machine.network.efficiency
-    return part.rows.nbytes * np.maximum(within / machine.nvlink_bytes_per_s, across / ports)
+    answer: np.ndarray = part.rows.nbytes * np.maximum(within / machine.nvlink_bytes_per_s, across / ports)
+    return answer
 
 
 def _seen_network_lines(

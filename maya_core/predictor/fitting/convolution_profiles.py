@@ -9,20 +9,21 @@ from pathlib import Path
 import numpy as np
 
 from maya_core.hardware.catalog import Gpu, find_gpu
+from maya_core.ops.kernel import Columns, Convolution
 from maya_core.predictor.convolution import (
     DIRECTIONS,
     WINOGRAD_FILTER,
-    Convolution,
     ConvolutionModel,
+    FittedConvolution,
     as_product,
     multiplied,
     traffic,
 )
+from maya_core.predictor.family import peak_flops
 from maya_core.predictor.fitting.data import read_table, rows, where
 from maya_core.predictor.fitting.gemm import KERNEL_FLOOR_US, GemmRows, axes_for, fit_structure
 from maya_core.predictor.fitting.lattice import fit_surface, flat_surface
 from maya_core.predictor.fitting.splits import Line, by_key, largest_tenth, summarize
-from maya_core.predictor.gemm import peak_flops
 from maya_core.predictor.profile import Profile, Source
 
 NEUSIGHT = {"Tesla V100-PCIE-32GB": "v100-pcie", "Tesla T4": "t4", "NVIDIA A100 80GB PCIe": "a100-pcie"}
@@ -104,17 +105,18 @@ def fit_convolution(
 def roofline(gpu: Gpu, dtype: str, sizes: np.ndarray) -> np.ndarray:
     _, batch, c_in, c_out, groups, _, pixels_out, volume, _, _ = sizes.T
     flops = 2 * batch * pixels_out * c_out * c_in / groups * volume
-    return np.maximum(
+    answer: np.ndarray = np.maximum(
         flops / peak_flops(gpu, dtype),
         traffic(dtype, *sizes.T[1:8]) / gpu.memory_bandwidth_bytes_per_s,
     )
+    return answer
 
 
 def lines_of(gpu: Gpu, dtype: str, model: str, sizes: np.ndarray, seconds: np.ndarray, *, bare: bool) -> Iterator[Line]:
     work = sizes[:, 1] * sizes[:, 6] * sizes[:, 2] * sizes[:, 3] * sizes[:, 7]
     for split, out in ((SHAPES, by_key(*sizes.T)), (LARGEST, largest_tenth(work))):
         fitted, timer = fit_convolution(gpu, dtype, sizes[~out], seconds[~out], bare=bare)
-        predicted = Convolution(fitted, gpu, dtype).seconds(sizes[out])[0] + timer
+        predicted = FittedConvolution(fitted, gpu, dtype).seconds(Columns.of_rows(Convolution, sizes[out]))[0] + timer
         yield Line("convolution", split, gpu.name, model, seconds[out], predicted, roofline(gpu, dtype, sizes[out]))
 
 

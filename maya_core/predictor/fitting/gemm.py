@@ -12,7 +12,7 @@ from maya_core.predictor.fitting.lattice import fit_lattice
 from maya_core.predictor.gemm import (
     LAYOUTS,
     TILES,
-    Gemm,
+    FittedGemm,
     GemmModel,
     GemmStructure,
     Sustained,
@@ -61,7 +61,8 @@ class GemmRows:
 
 
 def _logit(share: np.ndarray | float) -> np.ndarray:
-    return np.log(share) - np.log1p(-np.asarray(share))
+    answer: np.ndarray = np.log(share) - np.log1p(-np.asarray(share))
+    return answer
 
 
 def _pack(structure: GemmStructure) -> np.ndarray:
@@ -139,10 +140,11 @@ def fit_gemm(
 
 def fit_scale(gpu: Gpu, dtype: str, donor: GemmModel, rows: GemmRows) -> tuple[GemmModel, float]:
     """A relative's structure scaled to a handful of rows of this GPU, too few for a model of their own."""
-    predicted, _ = Gemm(donor, gpu, dtype, corrected=False).seconds(*rows.sizes)
+    predicted, _ = FittedGemm(donor, gpu, dtype, corrected=False).seconds(*rows.sizes)
 
     def off(vector: np.ndarray) -> np.ndarray:
-        return np.log(predicted * np.exp(vector[0]) + np.exp(vector[1])) - np.log(rows.seconds)
+        answer: np.ndarray = np.log(predicted * np.exp(vector[0]) + np.exp(vector[1])) - np.log(rows.seconds)
+        return answer
 
     found = least_squares(off, [0.0, np.log(5e-6)], loss="soft_l1", f_scale=0.05, bounds=([-2, -14], [2, -9])).x
     lattice = Lattice.load(donor.correction)
@@ -152,7 +154,7 @@ def fit_scale(gpu: Gpu, dtype: str, donor: GemmModel, rows: GemmRows) -> tuple[G
 
 def fit_sustained(gpu: Gpu, dtype: str, model: GemmModel, rows: GemmRows, *, smoothness: float = 0.3) -> GemmModel:
     """The same model with what sustained rows show on top of it: a coarse correction, and a factor by layout."""
-    burst = Gemm(model, gpu, dtype, burst=True)
+    burst = FittedGemm(model, gpu, dtype, burst=True)
 
     def structural(*sizes: np.ndarray) -> np.ndarray:
         return burst.corrected(*(np.maximum(size, low) for size, low in zip(sizes, burst.least, strict=True)))[0]

@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from maya_core.hardware.catalog import Gpu, find_gpu
+from maya_core.hardware.dtypes import RATE_BYTES
+from maya_core.predictor.family import peak_flops
 from maya_core.predictor.fitting import gemm_sources as sources
 from maya_core.predictor.fitting.gemm import GemmRows, fit_gemm, fit_scale, fit_sustained
 from maya_core.predictor.fitting.splits import Line, by_key, largest_tenth, summarize
-from maya_core.predictor.gemm import ITEM_BYTES, Gemm, GemmModel, peak_flops
+from maya_core.predictor.gemm import FittedGemm, GemmModel
 from maya_core.predictor.profile import Profile, Source
 
 BURST_NOTE = "AIConfigurator GEMM tables (short bursts)"
@@ -28,11 +30,12 @@ PAIRS, LARGEST, MODELS, SHAPES = "unseen (n, k)", "largest tenth", "unseen model
 
 
 def _size(rows: GemmRows) -> np.ndarray:
-    return rows.batch * rows.m * rows.n * rows.k
+    answer: np.ndarray = rows.batch * rows.m * rows.n * rows.k
+    return answer
 
 
 def _line(label: str, gpu: Gpu, dtype: str, rows: GemmRows, predicted: np.ndarray) -> Line:
-    moved = ITEM_BYTES[dtype] * rows.batch * (rows.m * rows.k + rows.k * rows.n + rows.m * rows.n)
+    moved = RATE_BYTES[dtype] * rows.batch * (rows.m * rows.k + rows.k * rows.n + rows.m * rows.n)
     roof = np.maximum(2 * _size(rows) / peak_flops(gpu, dtype), moved / gpu.memory_bandwidth_bytes_per_s)
     return Line("gemm", label, gpu.name, dtype, rows.seconds, predicted, roof, 2 * _size(rows), moved)
 
@@ -46,7 +49,7 @@ def burst_lines(data: Path, gpu: Gpu, dtype: str) -> Iterator[Line]:
     rows = sources.burst(data, gpu.name, dtype)
     for label, out in ((PAIRS, by_key(rows.n, rows.k)), (LARGEST, largest_tenth(_size(rows)))):
         model, _ = fit_gemm(gpu, dtype, rows[~out])
-        predicted, _ = Gemm(model, gpu, dtype, burst=True).seconds(*rows[out].sizes)
+        predicted, _ = FittedGemm(model, gpu, dtype, burst=True).seconds(*rows[out].sizes)
         yield _line(label, gpu, dtype, rows[out], predicted)
 
 
@@ -59,11 +62,11 @@ def sustained_lines(data: Path, gpu: Gpu, burst: GemmModel) -> Iterator[Line]:
     for fold in folds:
         out = np.isin(of, np.array(fold, object))
         model = fit_sustained(gpu, "bfloat16", burst, rows[~out])
-        predicted, _ = Gemm(model, gpu, "bfloat16").seconds(*rows[out].sizes, rows[out].layout)
+        predicted, _ = FittedGemm(model, gpu, "bfloat16").seconds(*rows[out].sizes, rows[out].layout)
         yield _line(MODELS, gpu, "bfloat16", rows[out], predicted)
     out = largest_tenth(_size(rows))
     model = fit_sustained(gpu, "bfloat16", burst, rows[~out])
-    predicted, _ = Gemm(model, gpu, "bfloat16").seconds(*rows[out].sizes, rows[out].layout)
+    predicted, _ = FittedGemm(model, gpu, "bfloat16").seconds(*rows[out].sizes, rows[out].layout)
     yield _line(f"{LARGEST}, sustained", gpu, "bfloat16", rows[out], predicted)
 
 
@@ -74,7 +77,7 @@ def timed_lines(gpu: Gpu, dtype: str, rows: GemmRows, *, per_octave: int, bare: 
         folds = [(MODELS, rows.group == group) for group in sorted(set(rows.group))] + folds[1:]
     for label, out in folds:
         model, timer = fit_gemm(gpu, dtype, rows[~out], per_octave=per_octave, bare=bare)
-        predicted, _ = Gemm(model, gpu, dtype, burst=True).seconds(*rows[out].sizes)
+        predicted, _ = FittedGemm(model, gpu, dtype, burst=True).seconds(*rows[out].sizes)
         yield _line(label, gpu, dtype, rows[out], predicted + timer)
 
 
@@ -82,7 +85,7 @@ def scaled_lines(gpu: Gpu, rows: GemmRows, donor: GemmModel) -> Iterator[Line]:
     for group in sorted(set(_groups(rows))):
         out = _groups(rows) == group
         model, timer = fit_scale(gpu, "float32", donor, rows[~out])
-        predicted, _ = Gemm(model, gpu, "float32").seconds(*rows[out].sizes)
+        predicted, _ = FittedGemm(model, gpu, "float32").seconds(*rows[out].sizes)
         yield _line(MODELS, gpu, "float32", rows[out], predicted + timer)
 
 

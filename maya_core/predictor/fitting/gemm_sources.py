@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -105,7 +106,7 @@ def in_model(data: Path, gpu: str) -> GemmRows:
 _LAYERS = re.compile(r"(dense|_proj|fc\d|lm_head|decoder|c_attn|c_proj|c_fc)$")
 
 
-def _sizes(target: str, shapes: list, result: tuple) -> tuple[float, float, float, float] | None:
+def _sizes(target: str, shapes: list[Any], result: tuple[Any, ...]) -> tuple[float, float, float, float] | None:
     """(batch, m, n, k) of a node, if it is a multiplication."""
     if "addmm" in target and len(shapes) == 3:
         return 1, shapes[1][0], shapes[2][1], shapes[1][1]

@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from maya_core.hardware.catalog import Gpu, find_gpu
+from maya_core.ops.normalization import softmax_pattern
 from maya_core.predictor import memory
 from maya_core.predictor.fitting.data import Table, read_table, where
 from maya_core.predictor.fitting.lattice import fit_lattice
 from maya_core.predictor.fitting.splits import Line, by_key, largest_tenth, summarize
-from maya_core.predictor.kernels.rows import softmax_pattern
 from maya_core.predictor.lattice import SCALE, Lattice
 from maya_core.predictor.memory import Coefficients
 from maya_core.predictor.profile import Profile, Source, distance
@@ -87,7 +87,8 @@ class Rows:
 
     @property
     def total_bytes(self) -> np.ndarray:
-        return self.sizes[:, 0] + self.sizes[:, 1]
+        answer: np.ndarray = self.sizes[:, 0] + self.sizes[:, 1]
+        return answer
 
 
 Measured = dict[str, dict[str, Rows]]  # by GPU and pattern
@@ -286,7 +287,7 @@ def liger(folder: Path) -> Iterator[Row]:
         yield from _split(gpu, chain, "Liger-Kernel", f"{name} {mode}", item, count, row, f"{rows:g}x{row:g}", took)
 
 
-def _liger_shape(x_name: str, x: str, config: dict) -> tuple[float, float, int] | None:
+def _liger_shape(x_name: str, x: str, config: dict[str, Any]) -> tuple[float, float, int] | None:
     """Rows, their length, and bytes of an element."""
     if not str(x).isdigit():
         return None

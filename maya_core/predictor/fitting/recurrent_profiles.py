@@ -9,10 +9,12 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from maya_core.hardware.catalog import Gpu, find_gpu
+from maya_core.hardware.dtypes import RATE_BYTES
+from maya_core.ops.kernel import Columns, Recurrent
+from maya_core.predictor.family import Target, peak_flops
 from maya_core.predictor.fitting.data import read_table, rows
 from maya_core.predictor.fitting.splits import Line, by_key, largest_tenth, summarize
-from maya_core.predictor.gemm import ITEM_BYTES, peak_flops
-from maya_core.predictor.predict import Predictor
+from maya_core.predictor.gemm import price
 from maya_core.predictor.profile import Profile, Source
 from maya_core.predictor.recurrent import Product, RecurrentModel, parts, seconds
 
@@ -25,7 +27,7 @@ SHAPES, LARGEST = "unseen shapes", "largest tenth"
 
 
 def measured(data: Path, gpu: str, dtype: str, backward: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Sizes by row, as `kernels` describes recurrent layers, and seconds."""
+    """Sizes by row, as `Recurrent.sizes` has them, and seconds."""
     table = read_table(data, "ops/deepbench_v100_t4.csv")
     device = next(key for key, ours in DEVICES.items() if ours == gpu)
     found = []
@@ -37,27 +39,28 @@ def measured(data: Path, gpu: str, dtype: str, backward: bool) -> tuple[np.ndarr
         ms = row["time_backward_wrt_inputs_msec"] + row["time_backward_wrt_weights_msec"] if backward else row["time_forward_msec"]  # fmt: skip
         hidden = row["hidden_units"]
         if np.isfinite(ms) and ms > 0:
-            found.append((float(backward), GATES[cell], 1, 1, row["timesteps"], row["n"], hidden, hidden, ITEM_BYTES[dtype], ms * 1e-3))  # fmt: skip
+            found.append((float(backward), GATES[cell], 1, 1, row["timesteps"], row["n"], hidden, hidden, RATE_BYTES[dtype], ms * 1e-3))  # fmt: skip
     whole = np.array(found, float).reshape(-1, 10)
     return whole[:, :-1], whole[:, -1]
 
 
 def _product(gpu: Gpu, dtype: str) -> Product:
-    predictor = Predictor(gpu)
+    target = Target(gpu)
 
     def product(m: np.ndarray, n: np.ndarray, k: np.ndarray) -> np.ndarray:
         one = np.ones_like(m)
-        return predictor._products(dtype, np.stack([one, m, n, k, 0 * one], axis=1), False).seconds
+        return price(target, dtype, one, m, n, k, 0 * one).seconds
 
     return product
 
 
 def fit_recurrent(gpu: Gpu, dtype: str, sizes: np.ndarray, taken: np.ndarray) -> RecurrentModel:
-    stepwise, whole, count = parts(_product(gpu, dtype), sizes)
+    stepwise, whole, count = parts(_product(gpu, dtype), Columns.of_rows(Recurrent, sizes))
 
     def off(vector: np.ndarray) -> np.ndarray:
         step_us, step_share, whole_share = np.exp(vector)
-        return np.log((step_us * 1e-6 * count + step_share * stepwise + whole_share * whole) / taken)
+        answer: np.ndarray = np.log((step_us * 1e-6 * count + step_share * stepwise + whole_share * whole) / taken)
+        return answer
 
     found = least_squares(off, np.log([5.0, 0.5, 1.0]), bounds=([-3, -4, -4], [5, 2, 2]), loss="soft_l1", f_scale=0.1)
     return RecurrentModel(**dict(zip(FIELDS, (round(float(v), 4) for v in np.exp(found.x)), strict=True)))
@@ -68,7 +71,8 @@ def roofline(gpu: Gpu, dtype: str, sizes: np.ndarray) -> np.ndarray:
     passes = np.where(backward > 0, 2, 1)
     flops = passes * 2 * steps * batch * gates * hidden * (given + hidden)
     moved = passes * item * (gates * hidden * (given + hidden) + steps * batch * (given + hidden))
-    return np.maximum(flops / peak_flops(gpu, dtype), moved / gpu.memory_bandwidth_bytes_per_s)
+    answer: np.ndarray = np.maximum(flops / peak_flops(gpu, dtype), moved / gpu.memory_bandwidth_bytes_per_s)
+    return answer
 
 
 def fit(data: Path, *, evaluate: bool = True, only: set[str] | None = None) -> Iterator[tuple[Profile, list[Line]]]:
@@ -88,7 +92,7 @@ def fit(data: Path, *, evaluate: bool = True, only: set[str] | None = None) -> I
                 work = sizes[:, 1] * sizes[:, 4] * sizes[:, 5] * sizes[:, 7] ** 2
                 for split, out in ((SHAPES, by_key(*sizes.T)), (LARGEST, largest_tenth(work))) if evaluate else ():
                     fitted = fit_recurrent(gpu, dtype, sizes[~out], taken[~out])
-                    predicted = seconds(fitted, _product(gpu, dtype), sizes[out])
+                    predicted = seconds(fitted, _product(gpu, dtype), Columns.of_rows(Recurrent, sizes[out]))
                     lines.append(Line("recurrent", split, name, model, taken[out], predicted, roofline(gpu, dtype, sizes[out])))  # fmt: skip
         if not models:
             continue

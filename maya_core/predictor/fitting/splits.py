@@ -22,11 +22,13 @@ def by_key(*columns: np.ndarray, share: float = 0.2, seed: str = "") -> np.ndarr
 
 def largest_tenth(size: np.ndarray) -> np.ndarray:
     """True for the rows with the largest tenth of sizes."""
-    return size >= np.quantile(size, 0.9)
+    answer: np.ndarray = size >= np.quantile(size, 0.9)
+    return answer
 
 
 def errors(measured: np.ndarray, predicted: np.ndarray) -> np.ndarray:
-    return np.abs(predicted / measured - 1) * 100
+    answer: np.ndarray = np.abs(predicted / measured - 1) * 100
+    return answer
 
 
 def held_out(split: str, measured: np.ndarray, predicted: np.ndarray) -> HeldOut:

@@ -1,9 +1,5 @@
 // The timeline: a row for each rank's host and each of its streams. Spans of a row do not overlap and are sorted.
 
-const FAMILY = {
-  gemm: "matrix products", grouped_gemm: "grouped products", attention: "attention", convolution: "convolution", recurrent: "recurrent",
-  memory: "memory-bound", copy: "copies", communication: "communication",
-};
 const PHASES = ["forward", "backward", "recomputation", "optimizer"];
 const GUTTER = 196, ROW = 17, HOST_ROW = 10, HEAD = 20, AXIS = 24, WAITS = 4;
 
@@ -57,9 +53,9 @@ function timelineChart(data) {
 
   const used = new Set();
   for (const row of rows) if (row.what) for (const what of row.what) used.add(data.whats[what][2]);
-  const known = Object.keys(FAMILY).filter((name) => used.has(name));
+  const known = Object.keys(data.families).filter((name) => used.has(name));
   const entries = () => [
-    ...known.map((name) => [name, FAMILY[name]]), ...(used.has("communication") ? [["communication", "waiting for other ranks", true]] : []),
+    ...known.map((name) => [name, data.families[name]]), ...(used.has("communication") ? [["communication", "waiting for other ranks", true]] : []),
     ["host", "host issues"], ...(data.ranks.some((rank) => rank.syncs.length) ? [["host", "host waits", true]] : []),
   ];
 
@@ -221,7 +217,7 @@ function timelineChart(data) {
     const lines = [["title", name + (waits ? (family === "communication" ? ": waits for other ranks" : ": waits for the copy engine") : "")], ["figure", seconds(took)]];
     if (!waits && took > alone * 1.02e-9 + 3e-6) lines[1][1] += `, alone ${seconds(alone * 1e-9)}`;
     return [
-      ...lines, ["", detail], ["", data.modules[row.module[span]]], ["", `${PHASES[how & 3]}, ${FAMILY[family] || family}`],
+      ...lines, ["", detail], ["", data.modules[row.module[span]]], ["", `${PHASES[how & 3]}, ${data.families[family] || family}`],
       ["", `known: ${surely}, ${profile}`], ["", `rank ${row.rank}, ${row.name}${row.note ? ", " + row.note : ""}`],
     ];
   }

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from maya_core.device.kernels.call import Signature, Tensor, tensors_in
 from maya_core.predictor.durations import Provenance
+from maya_core.predictor.families import COMMUNICATION, FAMILIES, title
 from maya_core.report.analysis import Analysis
-from maya_core.report.kernels import COMMUNICATION, family_of
 from maya_core.simulator.clock import Work
 from maya_core.simulator.simulate import RankTimeline
+from maya_core.trace.call import Call, Tensor, tensors_in
 from maya_core.trace.rank import RankTrace
 from maya_core.trace.schema import Kind
 from maya_core.trace.wording import abbreviated, call_in_words, communicator_in_words
@@ -115,6 +115,7 @@ def timeline(analysis: Analysis) -> dict[str, Any] | None:
         "ranks": [_rank(analysis, rank, spans, clock, modules, whats) for rank, spans in found.items()],
         "modules": list(modules.numbers),
         "whats": list(whats.numbers),
+        "families": {name: title(name) for name in (*FAMILIES, COMMUNICATION)},
     }
 
 
@@ -179,14 +180,13 @@ def _numbered(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Each event's number among `whats`, and its module's among `modules`."""
     trace, priced = analysis.job.ranks[rank], analysis.durations[rank]
-    kinds = [family_of(signature) for signature in trace.signatures]
     called = events["kind"] == Kind.COLLECTIVE
     what = np.zeros(len(events), np.int64)
-    for which, known in ((False, priced.ops), (True, priced.calls)):
+    for which, known in ((False, priced.ops), (True, priced.collectives)):
         those = called == which
         for subject in np.unique(events["subject"][those]).tolist():
-            name, detail = _call(trace, subject) if which else _op(trace.signatures[subject])
-            family = COMMUNICATION if which else kinds[subject]
+            name, detail = _call(trace, subject) if which else _op(trace.calls[subject])
+            family = COMMUNICATION if which else priced.families[subject]
             alone = round(float(known.seconds[subject]) * 1e9)  # ns
             surely = Provenance(int(known.provenance[subject])).name.lower()
             number = whats.number((name, detail, family, alone, surely, known.profiles[known.profile[subject]]))
@@ -197,19 +197,19 @@ def _numbered(
     return what, numbers[events["module"]]
 
 
-def _op(signature: Signature) -> tuple[str, str]:
+def _op(call: Call) -> tuple[str, str]:
     shapes = []
-    for argument in signature.arguments:
+    for argument in call.arguments:
         if isinstance(argument, Tensor):
             shapes.append(f"{'x'.join(map(str, argument.sizes)) or 'scalar'} {argument.dtype}")
         elif isinstance(argument, list) and (inside := list(tensors_in(argument))):
             shapes.append(f"{len(inside)} tensors {inside[0].dtype}")
     more = f", and {len(shapes) - 4} more" if len(shapes) > 4 else ""
-    return signature.op.removeprefix("aten::"), ", ".join(shapes[:4]) + more
+    return call.op.removeprefix("aten::"), ", ".join(shapes[:4]) + more
 
 
 def _call(trace: RankTrace, subject: int) -> tuple[str, str]:
-    call = trace.calls[subject]
+    call = trace.collectives[subject]
     group = trace.communicators[call.communicator]
     return call.op, f"{call_in_words(call, group)}, {communicator_in_words(group)}"
 
@@ -221,7 +221,7 @@ def _named(trace: RankTrace, lane: int, events: np.ndarray) -> dict[str, Any]:
     called = events["kind"] == Kind.COLLECTIVE
     note = ""
     if called.all():
-        groups = {trace.calls[subject].communicator for subject in np.unique(events["subject"]).tolist()}
+        groups = {trace.collectives[subject].communicator for subject in np.unique(events["subject"]).tolist()}
         ranks = {trace.communicators[number].ranks for number in groups}
         note = f"ranks {abbreviated(min(ranks))}" if len(ranks) == 1 else f"{len(ranks)} groups"
     return {"name": f"{gpu}{f'stream {stream}' if stream else 'default stream'}", "note": note}

@@ -33,7 +33,7 @@ def nothing_stays() -> Iterator[None]:
 def calls(job: maya_core.emulate, op: str) -> int:
     """How often it was called in all steps."""
     trace = job.trace
-    numbers = [number for number, one in enumerate(trace.signatures) if one.op == op]
+    numbers = [number for number, one in enumerate(trace.calls) if one.op == op]
     return int(np.isin(trace.ops["subject"], numbers).sum())
 
 
@@ -41,7 +41,7 @@ def collectives(job: maya_core.emulate) -> Counter[tuple[str, int, int]]:
     """How often each was called in all steps: (op, elements, ranks)."""
     trace = job.trace
     numbers = trace.events["subject"][trace.events["kind"] == Kind.COLLECTIVE]
-    kinds = [(one.op, one.elements_in, len(trace.communicators[one.communicator].ranks)) for one in trace.calls]
+    kinds = [(one.op, one.elements_in, len(trace.communicators[one.communicator].ranks)) for one in trace.collectives]
     return Counter(kinds[number] for number in numbers)
 
 
@@ -209,7 +209,7 @@ def test_eight_bits(recipe: str) -> None:
     passes = STEPS * MICROBATCHES * LAYERS
     linears = 4  # in a layer, with a product forward and two backward
     assert calls(job, "aten::_scaled_mm") == passes * linears * 3
-    dtypes = {one.arguments[0].dtype for one in job.trace.signatures if one.op == "aten::_scaled_mm"}
+    dtypes = {one.arguments[0].dtype for one in job.trace.calls if one.op == "aten::_scaled_mm"}
     assert dtypes == {"Float8_e4m3fn", "Float8_e5m2"}  # gradients have a wider range
     # Delayed scaling reduces the largest values of all layers at once, forward and backward; the other recipe looks at each tensor.
     assert calls(job, "transformer_engine::amax_and_scale_update") == (recipe == "delayed") * STEPS * MICROBATCHES * 2

@@ -1,0 +1,86 @@
+"""Answers the native device's question: this call is new, what does it do?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from maya_core.hardware.host import KERNEL_GAP_S, LAUNCH_S, TRITON_S
+from maya_core.hardware.models import Gpu
+from maya_core.hardware.platform import Platform
+from maya_core.ops.attention_choice import backend_of, settled
+from maya_core.ops.kernel import to_json
+from maya_core.ops.plan import find, kernels_of, plan
+from maya_core.trace.call import Call, Settings, Tensor, as_tensors
+from maya_core.trace.triton import NAMESPACE, TritonKernel
+
+if TYPE_CHECKING:
+    from maya_core.predictor.predict import Predictor
+
+
+@dataclass
+class Planner:
+    """Plans calls for one kind of GPU and numbers them."""
+
+    gpu: Gpu
+    settings: list[str] = field(default_factory=list)  # names of the bits that calls carry
+    calls: list[Call] = field(default_factory=list)
+    _chosen: dict[tuple[Tensor, Tensor, Tensor], Settings] = field(default_factory=dict)  # by query, key and value
+    triton: list[TritonKernel] = field(default_factory=list)  # by the number that their calls carry as last argument
+
+    @cached_property
+    def platform(self) -> Platform:
+        return Platform(self.gpu)
+
+    @cached_property
+    def _predictor(self) -> Predictor:
+        from maya_core.predictor.predict import Predictor  # read where the program times something
+
+        return Predictor(self.gpu)
+
+    def number_of(self, kernel: TritonKernel) -> int:
+        """The number of a Triton kernel, a new one if it was not met before."""
+        if kernel not in self.triton:
+            self.triton.append(kernel)
+        return self.triton.index(kernel)
+
+    def plan(
+        self, op: str, names: list[str], arguments: list[Any], outputs: list[Any], settings: int = 0
+    ) -> tuple[int, list[tuple[int, int]] | None]:
+        """The call's number, and its allocations if they are not just the outputs."""
+        given = [as_tensors(argument) for argument in arguments]
+        made = [as_tensors(output) for output in outputs]
+        kernel = self.triton[given[-1]] if op.startswith(NAMESPACE) else None
+        call = self._settled(Call(op, list(names), given, made, Settings.from_bits(settings, self.settings), kernel))
+        work = plan(call, self.platform)
+        if kernel is None and described_by_program(call):
+            call.kernels.extend(to_json(each) for each in work.kernels)
+        self.calls.append(call)
+        return len(self.calls) - 1, work.program or None
+
+    def _settled(self, call: Call) -> Call:
+        """Attention with the switches that it was chosen by: those of a backward pass are its forward's."""
+        if backend_of(call) is None:
+            return call
+        where = (call["query"], call["key"], call["value"])
+        if call.name.endswith("_backward") and where in self._chosen:
+            call = replace(call, settings=self._chosen[where])
+        call = settled(call, self.platform)
+        self._chosen[where] = call.settings
+        return call
+
+    def cost(self, number: int) -> tuple[float, float, bool]:
+        """A call's nanoseconds on the device and on the host beyond its dispatch, and whether it is dispatched at all. Asked where the
+        program times its GPU."""
+        call = self.calls[number]
+        kernels = kernels_of(call, self.platform)
+        device = float(self._predictor.kernels(kernels).seconds.sum()) + KERNEL_GAP_S * len(kernels)
+        host = LAUNCH_S * len(kernels) + (TRITON_S if call.triton is not None else 0.0)
+        return device * 1e9, host * 1e9, call.triton is None
+
+
+def described_by_program(call: Call) -> bool:
+    """Whether the op's rule is not Maya's own: who prices the trace later does not have it."""
+    rule = find(call)
+    return rule is not None and not rule.__module__.startswith("maya_core.")

@@ -1,0 +1,179 @@
+"""Lists of tensors: foreach ops and fused optimizers batch a list into as few launches as kernel arguments allow.
+
+Follows MultiTensorApply.cuh, Foreach*.cu and Fused*.cu of ATen/native/cuda (CUDA 13: 32 KiB of kernel arguments).
+"""
+
+from __future__ import annotations
+
+from maya_core.hardware.platform import Platform
+from maya_core.ops.kernel import Copy, Kernel, Streaming, small
+from maya_core.ops.registry import Assume, aten, op, values
+from maya_core.ops.rules import describe
+from maya_core.ops.traffic import elementwise_pattern, moved, streaming
+from maya_core.ops.work import Work
+from maya_core.trace.call import Call, Tensor, tensors_in
+
+PREFIX = "aten::_foreach_"  # of ops that all go by one rule
+CHUNK = 65536
+MAX_BLOCKS = 2240
+MAX_TENSORS = [770, 448, 336, 252, 210]  # by the number of lists
+MAX_TENSORS_SCALAR_LIST = [672, 448, 336, 252, 210]
+NORM_CLEANUP_TENSORS = 1920  # tensors per launch of the kernel that gathers the partial norms
+OVERWRITES = aten("_foreach_zero_", "_foreach_copy_")  # of which the first list is not read
+
+# Lists that an optimizer's kernel reads and writes back.
+UPDATED = ("self", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "momentum_buffer_list", "state_sums")
+
+
+def launches(tensors: list[Tensor], depth: int, scalar_list: bool = False) -> int:
+    """Kernels that multi_tensor_apply launches for lists like this one."""
+    limit = (MAX_TENSORS_SCALAR_LIST if scalar_list else MAX_TENSORS)[min(depth, 5) - 1]
+    count = blocks = held = 0
+    for tensor in tensors:
+        if tensor.numel == 0:
+            continue
+        held += 1
+        chunks = -(-tensor.numel // CHUNK)
+        while chunks:
+            taken = min(chunks, MAX_BLOCKS - blocks)
+            blocks += taken
+            chunks -= taken
+            if blocks == MAX_BLOCKS or (held == limit and chunks == 0):
+                count += 1
+                blocks = 0
+                held = 1 if chunks else 0
+    return count + (blocks > 0)
+
+
+def _lists(call: Call) -> list[list[Tensor]]:
+    return [
+        found for argument in call.arguments if isinstance(argument, list) and (found := list(tensors_in(argument)))
+    ]
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    """The same sizes and strides; steps along a dimension of one element do not matter (ForeachUtils.h)."""
+    return one.sizes == other.sizes and all(
+        a == b or size == 1 for size, a, b in zip(one.sizes, one.strides, other.strides, strict=True)
+    )
+
+
+def takes_fast_route(lists: list[list[Tensor]]) -> bool:
+    """Whether ATen runs the multi-tensor kernel at all: lists alike in shape, layout, dtype and device."""
+    for tensors in zip(*lists, strict=False):
+        first = tensors[0]
+        if any(not _alike(t, first) or t.dtype != first.dtype or t.device != "cuda" for t in tensors):
+            return False
+        if not first.is_dense:
+            return False
+    return all(t.dtype == lists[0][0].dtype for t in lists[0])
+
+
+def _by_multi_tensor_kernel(call: Call, lists: list[list[Tensor]]) -> bool:
+    """Whether ATen batches the call; else it is one kernel for each tensor."""
+    if call.name == "aten::_foreach_zero_":
+        return takes_fast_route(lists[:1])
+    if call.name == "aten::_foreach_copy_":
+        pairs = list(zip(*lists[:2], strict=True))
+        one_pair = len({(to.dtype, source.dtype) for to, source in pairs}) == 1
+        return one_pair and all(_alike(to, source) and source.device == "cuda" for to, source in pairs)
+    pointwise = call.name.startswith((f"{PREFIX}addcmul", f"{PREFIX}addcdiv"))
+    if pointwise and call.overload == "Scalar" and all(not t.sizes for t in lists[-1]):
+        lists = lists[:-1]  # factors of one number each are read beside the lists (ForeachPointwiseOp.cu)
+    if not takes_fast_route(lists):
+        return False
+    first = lists[0][0]
+    return not (call.overload == "Tensor" and any(t.dtype != first.dtype for t in call.inputs if not t.sizes))
+
+
+def _depth(call: Call, lists: list[list[Tensor]]) -> int:
+    """How many lists the kernel is given."""
+    if call.name in OVERWRITES:
+        return len(lists)
+    pointwise = call.name.startswith((f"{PREFIX}addcmul", f"{PREFIX}addcdiv"))
+    beside = pointwise and call.overload == "Scalar" and all(not t.sizes for t in lists[-1])
+    return len(lists) - beside + (0 if call.name.endswith("_") else 1)
+
+
+def _total(tensors: list[Tensor]) -> int:
+    return sum([moved(tensor) for tensor in tensors])
+
+
+def foreach(call: Call, platform: Platform) -> Work:
+    """Any _foreach op: the multi-tensor kernel over all lists, or a kernel for each tensor where the lists do not qualify."""
+    lists = _lists(call)
+    if not lists:
+        return Work()
+    first = lists[0]
+    written = first if call.name.endswith("_") else call.results
+    reads = lists[1:] if call.name in OVERWRITES else lists
+    if not _by_multi_tensor_kernel(call, lists):
+        return Work().launch(*(_one(call, place, reads, written) for place in range(len(first))))
+    if call.name == "aten::_foreach_norm":
+        return _norm(first)
+    numbers = [argument for argument in call.arguments if isinstance(argument, Tensor)]
+    scalar_list = "ScalarList" in call.overload or call.overload == "Tensor"
+    read = sum([_total(each) for each in reads]) + _total(numbers)
+    return _shared(launches(first, _depth(call, lists), scalar_list), read, _total(written), first)
+
+
+def _shared(parts: int, read: float, written: float, tensors: list[Tensor]) -> Work:
+    """Launches of the multi-tensor kernel, each with its part."""
+    if not parts:
+        return Work()
+    whole = Streaming("multi_tensor", read, written, sum([tensor.numel for tensor in tensors]))
+    return Work().launch(*[whole.part(parts)] * parts)
+
+
+def _one(call: Call, place: int, reads: list[list[Tensor]], written: list[Tensor]) -> Kernel:
+    target = written[place] if place < len(written) else None
+    sources = [each[place] for each in reads if place < len(each)]
+    if target is not None and call.name == "aten::_foreach_copy_" and sources and sources[0].device != "cuda":
+        return Copy("h2d", target.nbytes)
+    if target is None or not sources:
+        return streaming("fill", sources, [target])
+    return streaming(elementwise_pattern(sources, target), sources, [target])
+
+
+def _norm(tensors: list[Tensor]) -> Work:
+    """Partial norms zeroed, added up by chunks, and gathered."""
+    count = sum([tensor.numel for tensor in tensors])
+    partials = 4 * (count // CHUNK + len(tensors))
+    work = Work()
+    work.temporary(len(tensors) * max(-(-t.numel // CHUNK) for t in tensors) * max(4, tensors[0].itemsize))
+    work.launch(small(partials)).kernels.extend(
+        _shared(launches(tensors, 1), _total(tensors), partials, tensors).kernels
+    )
+    work.launch(*[small(partials)] * -(-len(tensors) // NORM_CLEANUP_TENSORS))
+    return work.out(*range(len(tensors)))
+
+
+@op(*aten("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"))
+def fused_optimizer(call: Call, platform: Platform) -> Work:
+    lists = {name: found for name in (*UPDATED, "grads") if (found := list(tensors_in(call.get(name) or [])))}
+    parameters = list(tensors_in(call.arguments[0]))
+    gradients = _total(lists.get("grads", []))
+    updated = sum(_total(tensors) for name, tensors in lists.items() if name != "grads")
+    scaled = gradients if call.get("grad_scale") is not None else 0  # unscaled gradients are written back
+    return _shared(launches(parameters, len(lists)), updated + gradients, updated + scaled, parameters)
+
+
+@op("aten::_amp_foreach_non_finite_check_and_unscale_")
+def unscale(call: Call, platform: Platform) -> Work:
+    gradients = list(tensors_in(call.arguments[0]))
+    return _shared(launches(gradients, 1), _total(gradients), _total(gradients), gradients)
+
+
+values("aten::_amp_foreach_non_finite_check_and_unscale_", assume=Assume.ALL_FINITE)
+
+
+# ---- what comes out: fused optimizers change their arguments and return nothing ----
+@describe(
+    "aten::_fused_adam_.tensor_lr",
+    "aten::_fused_adamw_.tensor_lr",
+    "aten::_fused_sgd_",
+    "aten::_fused_sgd_.tensor_lr",
+    "aten::_fused_adagrad_",
+    "aten::_fused_adagrad_.tensor_lr",
+)
+def fused_step(*_: object, **__: object) -> None: ...

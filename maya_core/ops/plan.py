@@ -1,0 +1,66 @@
+"""What a call does on a platform: its kernels, and its allocations in order. A pure function of the two.
+
+Where nobody described an op, the trace may have what its author said of it (an op of the program's own); else it is unknown.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+from maya_core.hardware.platform import Platform
+from maya_core.ops import attention_choice
+from maya_core.ops.foreach import PREFIX, foreach
+from maya_core.ops.kernel import Kernel, from_json
+from maya_core.ops.packages import NAMESPACES, streamed
+from maya_core.ops.registry import FORMULAS, PLANS, Plan
+from maya_core.ops.triton import launched
+from maya_core.ops.unknown import unknown
+from maya_core.ops.work import Work
+from maya_core.trace.call import Call
+
+FUSED_OPS = {name + ending for name in attention_choice.FUSED for ending in ("", "_backward")}
+
+
+def find(call: Call) -> Plan | None:
+    """Who knows what the op does: its overload, the op, or the rule for all ops of its kind."""
+    plan = PLANS.get(call.op) or PLANS.get(call.name)
+    if plan is not None:
+        return plan
+    if call.name.startswith(PREFIX):
+        return foreach
+    return streamed if call.name.partition("::")[0] in NAMESPACES else None
+
+
+def plan(call: Call, platform: Platform) -> Work:
+    """What the call does. Of one that its rule was not written for, too little is known, and it is unknown."""
+    if call.triton is not None:
+        return launched(call, call.triton)
+    if call.results and not any(tensor.numel for tensor in call.results):
+        return Work()
+    if call.name in FUSED_OPS:
+        elsewhere = attention_choice.on(call, platform)
+        call = elsewhere if elsewhere is not None else call
+    rule = find(call)
+    if rule is None:
+        return Work([from_json(row) for row in call.kernels]) if call.kernels else unknown(call)
+    try:
+        return rule(call, platform)
+    except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
+        warnings.warn(
+            f"maya: what {call.op} launches is not known for this call ({type(error).__name__}: {error}); it is priced by its bytes alone.",
+            stacklevel=2,
+        )
+        return unknown(call)
+
+
+def kernels_of(call: Call, platform: Platform) -> list[Kernel]:
+    """The kernels, copies and memsets that the call launches, in order."""
+    return plan(call, platform).kernels
+
+
+def flops_of(call: Call) -> int:
+    """Floating-point operations of the call, a multiply-add being two. Attention counts every query against every key."""
+    if call.triton is not None:
+        return call.triton.flops
+    formula = FORMULAS.get(call.op) or FORMULAS.get(call.name)
+    return formula(call) if formula else 0

@@ -1,0 +1,231 @@
+"""Ops whose result is as large as the values say: nonzero, masked_select, unique, bincount, repeat_interleave. Kernels follow Nonzero.cu,
+Unique.cu and SummaryOps.cu of ATen/native/cuda.
+
+Known values are computed with on the host, and the result is exact. Of unknown values only a size is guessed, the same
+for the same shapes, so that what a program gathers and scatters with one mask still fits together:
+
+- a mask keeps half of its elements, and numbers are not zero;
+- all elements are different from each other;
+- each element is repeated once;
+- values counted by bincount lie below `minlength`, or below the number of elements where none is given.
+
+On a GPU all of these make the host wait: it must know the size before it can allocate.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from maya_core.hardware.platform import Platform
+from maya_core.ops.elementwise import one_kernel
+from maya_core.ops.kernel import Copy, Streaming, small
+from maya_core.ops.lazy_torch import torch
+from maya_core.ops.registry import aten, op
+from maya_core.ops.rules import Rules, rule
+from maya_core.ops.traffic import moved, streaming
+from maya_core.ops.work import Work
+from maya_core.trace.call import Call
+
+
+# ---- kernels ----
+@op(*aten("nonzero", "masked_select"))
+def compacted(call: Call, platform: Platform) -> Work:
+    """Counted, the count read back, compacted; of nonzero the places are then taken apart (Nonzero.cu)."""
+    source = call.inputs[-1]
+    read, written = sum(map(moved, call.inputs)), sum(map(moved, call.results))
+    work = Work().launch(
+        Streaming("reduction", source.nbytes, 1024, source.numel, source.numel), small(), Copy("d2h", 4), small(1024),
+        Streaming("scan", read, written, source.numel),
+    )  # fmt: skip
+    if call.name == "aten::nonzero":
+        work.launch(Streaming("elementwise", written, written, sum(result.numel for result in call.results)))
+    return work
+
+
+@op("aten::_unique2")
+def unique(call: Call, platform: Platform) -> Work:
+    source = call.inputs[0]
+    sort = streaming("sort", [source], [source])
+    return Work().launch(
+        sort, sort, streaming("scan", [source], [source]), streaming("gather", [source], call.results[:1])
+    )
+
+
+@op(*aten("_unique", "unique_dim", "unique_consecutive", "unique_dim_consecutive", "nonzero_static"))
+def selected(call: Call, platform: Platform) -> Work:
+    return Work().launch(*one_kernel(None, call.inputs, call.results or call.inputs[:1]))
+
+
+@op("aten::bincount")
+def bincount(call: Call, platform: Platform) -> Work:
+    """Smallest and largest are read back, then all is counted."""
+    source = call.inputs[0]
+    work = Work()
+    for _ in ("smallest", "largest"):
+        work.temporary(source.itemsize)
+        work.launch(Streaming("reduction", source.nbytes, 8, source.numel, source.numel), Copy("d2h", 8))
+    return work.out(0).launch(Streaming("scatter", source.nbytes, sum(map(moved, call.results)), source.numel))
+
+
+@op("aten::histc")
+def histc(call: Call, platform: Platform) -> Work:
+    return Work().launch(streaming("fill", [], call.results), streaming("scatter", [call["self"]], call.results))
+
+
+# ---- what comes out ----
+KEPT_BY_MASK = 0.5
+
+
+def _count_nonzero(rules: Rules, tensor: torch.Tensor) -> int:
+    """How many elements of a tensor too large or unknown are taken to be nonzero."""
+    everywhere = rules.uniform_value(tensor)
+    if everywhere is not None:
+        return tensor.numel() if everywhere else 0
+    return int(tensor.numel() * KEPT_BY_MASK) if tensor.dtype in (torch.bool, torch.uint8) else tensor.numel()
+
+
+@rule("aten::nonzero")
+def nonzero(rules: Rules, self: torch.Tensor) -> torch.Tensor:
+    found = rules.on_host(torch.nonzero, self)
+    count = _count_nonzero(rules, self) if found is None else len(found)
+    rules.wait(self)
+    out = torch.empty(
+        (self.dim(), count), dtype=torch.int64, device=self.device
+    ).t()  # CUDA writes one row per dimension
+    if found is not None:
+        rules.remember(out, found)
+    rules.record("aten::nonzero", [self], [out])
+    return out
+
+
+def _into(rules: Rules, out: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    """The result of an op's functional form, handed out through `out`."""
+    out.resize_(result.shape)
+    out.copy_(result)
+    return out
+
+
+@rule("aten::nonzero.out")
+def nonzero_out(rules: Rules, self: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    return _into(rules, out, nonzero(rules, self))
+
+
+@rule("aten::masked_select")
+def masked_select(rules: Rules, self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    self, mask = torch.broadcast_tensors(self, mask)  # type: ignore[no-untyped-call]
+    chosen = rules.on_host(torch.masked_select, self, mask)
+    if chosen is not None:
+        count = len(chosen)
+    else:
+        host_mask = rules.value(mask)
+        count = _count_nonzero(rules, mask) if host_mask is None else int(host_mask.count_nonzero())
+    rules.wait(mask)
+    out = torch.empty(count, dtype=self.dtype, device=self.device)
+    if chosen is not None:
+        rules.remember(out, chosen)
+    rules.record("aten::masked_select", [self, mask], [out])
+    return out
+
+
+@rule("aten::masked_select.out")
+def masked_select_out(rules: Rules, self: torch.Tensor, mask: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    return _into(rules, out, masked_select(rules, self, mask))
+
+
+# ---- unique ----
+def _unique(
+    rules: Rules,
+    op: str,
+    arguments: list[Any],
+    known: tuple[torch.Tensor, ...] | None,
+    dim: int | None,
+    with_inverse: bool,
+    with_counts: bool,
+) -> tuple[torch.Tensor, ...]:
+    self = arguments[0]
+    if known is not None:
+        made = tuple(rules.put(host, self.device) for host in known)
+    else:
+        along = self.numel() if dim is None else self.size(dim)
+        made = (
+            torch.empty(along if dim is None else self.shape, dtype=self.dtype, device=self.device),
+            torch.empty(
+                (self.shape if dim is None else along) if with_inverse else 0, dtype=torch.int64, device=self.device
+            ),
+            torch.empty(along if with_counts else 0, dtype=torch.int64, device=self.device),
+        )
+    rules.wait(self)
+    rules.record(op, arguments, made)
+    return made
+
+
+@rule("aten::_unique")
+def unique_rule(rules: Rules, self: torch.Tensor, sorted: bool, inverse: bool) -> tuple[torch.Tensor, ...]:
+    # the GPU finds unique values by sorting them, asked for or not
+    known = rules.on_host(torch.ops.aten._unique2, self, True, inverse, False)
+    return _unique(rules, "aten::_unique", [self, sorted, inverse], known, None, inverse, False)[:2]
+
+
+@rule("aten::_unique2")
+def unique2(rules: Rules, self: torch.Tensor, sorted: bool, inverse: bool, counts: bool) -> tuple[torch.Tensor, ...]:
+    known = rules.on_host(torch.ops.aten._unique2, self, True, inverse, counts)
+    return _unique(rules, "aten::_unique2", [self, sorted, inverse, counts], known, None, inverse, counts)
+
+
+@rule("aten::unique_dim")
+def unique_dim(
+    rules: Rules, self: torch.Tensor, dim: int, sorted: bool, inverse: bool, counts: bool
+) -> tuple[torch.Tensor, ...]:
+    known = rules.on_host(torch.ops.aten.unique_dim, self, dim, True, True, True)
+    return _unique(rules, "aten::unique_dim", [self, dim, sorted, inverse, counts], known, dim, True, True)
+
+
+@rule("aten::unique_consecutive")
+def unique_consecutive(
+    rules: Rules, self: torch.Tensor, inverse: bool, counts: bool, dim: int | None
+) -> tuple[torch.Tensor, ...]:
+    known = rules.on_host(torch.ops.aten.unique_consecutive, self, inverse, counts, dim)
+    return _unique(rules, "aten::unique_consecutive", [self, inverse, counts, dim], known, dim, inverse, counts)
+
+
+@rule("aten::unique_dim_consecutive")
+def unique_dim_consecutive(
+    rules: Rules, self: torch.Tensor, dim: int, inverse: bool, counts: bool
+) -> tuple[torch.Tensor, ...]:
+    known = rules.on_host(torch.ops.aten.unique_dim_consecutive, self, dim, True, True)
+    return _unique(rules, "aten::unique_dim_consecutive", [self, dim, inverse, counts], known, dim, True, True)
+
+
+# ---- counting and repeating ----
+@rule("aten::bincount")
+def bincount_rule(rules: Rules, self: torch.Tensor, weights: torch.Tensor | None, minlength: int) -> torch.Tensor:
+    rules.wait(self)
+    counts = rules.on_host(torch.bincount, self, weights, minlength)
+    if counts is not None:
+        out = rules.put(counts, self.device)
+    else:
+        ids = rules.value(self)
+        bins = max(minlength, int(ids.max()) + 1) if ids is not None and ids.numel() else minlength or self.numel()
+        dtype = torch.int64 if weights is None else torch.float32 if weights.dtype == torch.float32 else torch.float64
+        out = torch.empty(bins, dtype=dtype, device=self.device)
+    rules.record("aten::bincount", [self, weights, minlength], [out])
+    return out
+
+
+@rule("aten::repeat_interleave.Tensor")
+def repeat_interleave(rules: Rules, repeats: torch.Tensor, output_size: int | None) -> torch.Tensor:
+    known = rules.on_host(torch.ops.aten.repeat_interleave.Tensor, repeats)
+    if known is not None:
+        out = rules.put(known, repeats.device)
+    else:
+        everywhere = rules.uniform_value(repeats)
+        size = (
+            output_size
+            if output_size is not None
+            else repeats.numel() * (1 if everywhere is None else int(everywhere.real))
+        )
+        out = torch.empty(size, dtype=repeats.dtype, device=repeats.device)
+    if output_size is None:
+        rules.wait(repeats)
+    rules.record("aten::repeat_interleave.Tensor", [repeats, output_size], [out])
+    return out

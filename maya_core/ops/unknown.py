@@ -1,0 +1,15 @@
+"""Ops that nobody described: one kernel that moves its bytes, which is the least any kernel can do. Priced as a lower bound and counted
+in the prediction by name, so that a reader knows what to describe or to measure."""
+
+from __future__ import annotations
+
+from maya_core.ops.kernel import Unknown
+from maya_core.ops.traffic import moved
+from maya_core.ops.work import Work
+from maya_core.trace.call import Call
+
+
+def unknown(call: Call) -> Work:
+    results = call.results or call.inputs[:1]
+    read, written = sum(map(moved, call.inputs)), sum(map(moved, results))
+    return Work().launch(Unknown(call.name, read, written, max((result.numel for result in results), default=1)))

@@ -1,0 +1,29 @@
+"""All families of kernels, by name. A new one is a class of its own and a line here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from maya_core.predictor.attention import FusedAttention
+from maya_core.predictor.convolution import Convolutions
+from maya_core.predictor.copies import Copies
+from maya_core.predictor.family import Family
+from maya_core.predictor.gemm import GroupedProducts, Products
+from maya_core.predictor.given import IncludedKernels, TimedKernels
+from maya_core.predictor.memory import GeneratedKernels, MemoryBound, UnknownKernels
+from maya_core.predictor.recurrent import RecurrentLayers
+from maya_core.predictor.templates import TritonAttentions, TritonProducts
+
+FAMILIES: dict[str, type[Family[Any]]] = {
+    family.name: family
+    for family in (
+        Products, GroupedProducts, FusedAttention, Convolutions, RecurrentLayers, MemoryBound, GeneratedKernels, TritonProducts,
+        TritonAttentions, Copies, IncludedKernels, UnknownKernels, TimedKernels,
+    )
+}  # fmt: skip
+COMMUNICATION = "communication"  # which is priced by call, not by kernel
+
+
+def title(name: str) -> str:
+    """A family's name as people read it."""
+    return FAMILIES[name].title if name in FAMILIES else name.replace("_", " ")
