@@ -21,10 +21,11 @@ from maya_core.predictor.calibration import load_calibration
 from maya_core.report.analysis import Options
 from maya_core.report.files import write_prediction
 from maya_core.report.outputs import Outputs
+from maya_core.report.prediction import Prediction
 from maya_core.report.tracking import mlflow_tracker
 from maya_core.search import commands as search
 from maya_core.simulator.host import Host
-from maya_core.trace.job import PREDICTION, read_job
+from maya_core.trace.job import PREDICTION, JobTrace, read_job
 
 HANGS = 3  # exit code of a run whose job would hang
 KILLED = (137, -9)
@@ -288,7 +289,7 @@ def what_if(
 ) -> None:
     """What a recorded run would do on other GPUs, nodes or networks, without running it again."""
     from maya_core.report.predict import predict
-    from maya_core.report.what_if import comparison, other_cluster, recorded_cluster
+    from maya_core.report.what_if import comparison, notes, other_cluster, recorded_cluster
 
     use_hardware_file(hardware)
     outputs = Outputs(json_file, html)
@@ -316,11 +317,30 @@ def what_if(
     same = Options(host, DEFAULT_ATTENTION, samples_per_step, tokens_per_step)
     other = Options(host, attention, samples_per_step, tokens_per_step)
     before = predict(job, recorded, same.calibrated(recorded.gpu))
+    console = Console()
     if len(machines) == 1:
-        after = [outputs.tell(job, machines[0], other.calibrated(machines[0].gpu))]
+        told = {_name(machines[0]): outputs.tell(job, machines[0], other.calibrated(machines[0].gpu))}
     else:
-        after = [predict(job, machine, other.calibrated(machine.gpu)) for machine in machines]
-    Console().print(comparison(["as recorded", *map(_name, machines)], [before, *after]))
+        told, refused = _each(job, machines, other)
+        for refusal in refused:
+            console.print(Text.assemble(("maya:", "bold red"), f" {refusal}"))
+    if told:
+        console.print(comparison(["as recorded", *told], [before, *told.values()]))
+        if len(machines) > 1:  # of one they stand under its own prediction
+            console.print(notes(before, told.values()))
+
+
+def _each(job: JobTrace, machines: list[Cluster], options: Options) -> tuple[dict[str, Prediction], list[MayaError]]:
+    """Predictions by the clusters' names, and why there is none for others."""
+    from maya_core.report.predict import predict
+
+    told, refused = {}, []
+    for machine in machines:
+        try:
+            told[_name(machine)] = predict(job, machine, options.calibrated(machine.gpu))
+        except MayaError as refusal:
+            refused.append(refusal)
+    return told, refused
 
 
 def _name(machine: Cluster) -> str:
@@ -377,7 +397,7 @@ def kernels(
             continue
         machine = cluster(gpu or trace.meta["gpu"], job.gpus_per_node, job.nodes)
         predictor = Predictor(machine.gpu, burst=burst, calibration=load_calibration(machine.gpu))
-        priced = durations_of(trace, machine, predictor)
+        priced = durations_of(trace, machine, predictor, job.command)
         Console().print(render(number, machine.gpu.name, entries(trace, priced), top))
 
 

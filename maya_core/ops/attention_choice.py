@@ -186,6 +186,20 @@ def changes(calls: Sequence[Call], platform: Platform) -> list[Change]:
     return found
 
 
+def relaid(call: Call, platform: Platform) -> bool:
+    """Whether what comes out of a recorded attention would lie in memory otherwise on this platform: the memory-efficient kernel writes
+    token by token, the others as the queries lie. Copies that follow are then others, too."""
+    backend = backend_of(call)
+    if backend is None or call.name.endswith("_backward"):
+        return False
+    wanted = choose(asked_by(call), call.settings, platform)
+    if wanted == MATH or (backend == EFFICIENT) == (wanted == EFFICIENT):
+        return False
+    query: Tensor = call["query"]
+    by_token = [query.strides[d] for d in (0, 2, 1, 3) if query.sizes[d] > 1]
+    return by_token != sorted(by_token, reverse=True)
+
+
 def only(backend: str) -> AbstractContextManager[None]:
     """Attention called by name within stays that backend's on every GPU: of packages with a kernel of their own."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -205,8 +219,10 @@ def settled(call: Call, platform: Platform) -> Call:
 
 
 def on(call: Call, platform: Platform) -> Call | None:
-    """A recorded call as the backend that the platform would run; None if that is none of the fused ones."""
+    """A recorded call as the backend that the platform would run; None if that is none of the fused ones, or the call no attention."""
     backend = backend_of(call)
+    if backend is None:
+        return None
     chosen = choose(asked_by(call), call.settings, platform)
     if chosen == backend:
         return call

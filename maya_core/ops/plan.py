@@ -18,8 +18,6 @@ from maya_core.ops.unknown import unknown
 from maya_core.ops.work import Work
 from maya_core.trace.call import Call
 
-FUSED_OPS = {name + ending for name in attention_choice.FUSED for ending in ("", "_backward")}
-
 
 def find(call: Call) -> Plan | None:
     """Who knows what the op does: its overload, the op, or the rule for all ops of its kind."""
@@ -37,9 +35,7 @@ def plan(call: Call, platform: Platform) -> Work:
         return launched(call, call.triton)
     if call.results and not any(tensor.numel for tensor in call.results):
         return Work()
-    if call.name in FUSED_OPS:
-        elsewhere = attention_choice.on(call, platform)
-        call = elsewhere if elsewhere is not None else call
+    call = attention_choice.on(call, platform) or call
     rule = find(call)
     if rule is None:
         return Work([from_json(row) for row in call.kernels]) if call.kernels else unknown(call)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,11 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from maya_core.errors import MayaError
 from maya_core.hardware.catalog import gpus
 from maya_core.hardware.cluster import Cluster
 from maya_core.hardware.models import Gpu
 from maya_core.hardware.platform import Platform
-from maya_core.ops.attention_choice import settled
+from maya_core.ops import attention_choice
+from maya_core.ops.attention_choice import changes, settled
 from maya_core.ops.kernel import Kernel
 from maya_core.ops.plan import kernels_of
 from maya_core.predictor import collectives
@@ -40,7 +43,8 @@ POWER_EXPONENT = 0.5
 class TraceDurations:
     """What everything in a rank's trace takes on a GPU, by its number there."""
 
-    kernels: list[list[Kernel]]  # of each call, as planned for that GPU
+    calls: list[Call]  # as they are on that GPU, where attention may be another backend's
+    kernels: list[list[Kernel]]  # of each call
     each: Durations  # of all these kernels, one after the other
     ops: Durations  # by call
     collectives: Durations  # by collective call
@@ -62,17 +66,31 @@ def family_of(kernels: Sequence[Kernel]) -> str:
     return max(names, key=lambda name: FAMILIES[name].telling, default="memory")
 
 
-def durations_of(trace: RankTrace, cluster: Cluster, predictor: Predictor | None = None) -> TraceDurations:
-    """Prices a trace for a cluster, which need not be the one it was recorded for."""
+def durations_of(
+    trace: RankTrace, cluster: Cluster, predictor: Predictor | None = None, command: Sequence[str] = ()
+) -> TraceDurations:
+    """Prices a trace for a cluster, which need not be the one it was recorded for. `command` is what was recorded, if that is known."""
+    check_same_ops(trace, cluster.gpu, command)
     predictor = predictor or Predictor(cluster.gpu)
     groups = [trace.communicators[call.communicator] for call in trace.collectives]
     found = [
         collective_durations(call, group, cluster, predictor.calibration)
         for call, group in zip(trace.collectives, groups, strict=True)
     ]
-    planned = [kernels_of(call, predictor.platform) for call in settled_calls(trace)]
+    calls = [attention_choice.on(call, predictor.platform) or call for call in settled_calls(trace)]
+    planned = [kernels_of(call, predictor.platform) for call in calls]
     each = predictor.kernels([kernel for kernels in planned for kernel in kernels])
-    return TraceDurations(planned, each, sums(planned, each), Durations.joined(found))
+    return TraceDurations(calls, planned, each, sums(planned, each), Durations.joined(found))
+
+
+def check_same_ops(trace: RankTrace, gpu: Gpu, command: Sequence[str] = ()) -> None:
+    """A trace tells of another GPU what the same ops would do there; where torch would run others, it does not."""
+    recorded = trace.meta["gpu"]
+    if recorded != gpu.name and (different := changes(trace.calls, Platform(gpu))):
+        raise MayaError(
+            f"what was recorded on {recorded} does not tell what {gpu.name} would do: {different[0]}.",
+            f"Emulate it there: maya run --gpu {gpu.name} -- {shlex.join(command) if command else 'COMMAND'}",
+        )
 
 
 def settled_calls(trace: RankTrace) -> list[Call]:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
-from maya_core.errors import MayaError
 from maya_core.hardware.cluster import Cluster
 from maya_core.hardware.models import Gpu
-from maya_core.hardware.platform import Platform
-from maya_core.ops.attention_choice import changes
 from maya_core.predictor.attention_kind import DEFAULT_ATTENTION
 from maya_core.predictor.calibration import Calibration, load_calibration
 from maya_core.predictor.predict import Predictor, TraceDurations, durations_of
@@ -104,7 +100,6 @@ def analyse(
 ) -> Analysis:
     """Prices the job for the cluster and plays it. `progress` is told what is being done."""
     options = options or Options()
-    _check_same_ops(job, cluster.gpu)
     progress("looking for hangs")
     hangs = [str(hang) for hang in find_hangs(job)] or _unexplained(job)
     predictor = Predictor(
@@ -113,23 +108,10 @@ def analyse(
     durations = {}
     for number, (rank, trace) in enumerate(job.ranks.items(), 1):
         progress(f"pricing kernels, rank {number} of {len(job.ranks)}")
-        durations[rank] = durations_of(trace, cluster, predictor)
+        durations[rank] = durations_of(trace, cluster, predictor, job.command)
     progress("simulating")
     timeline = None if hangs else simulate(job, durations, cluster, host=options.host, host_factor=options.host_factor)
     return Analysis(job, cluster, options, durations, timeline, hangs)
-
-
-def _check_same_ops(job: JobTrace, gpu: Gpu) -> None:
-    """A trace tells of another GPU what the same ops would do there; where torch would run others, it does not."""
-    for trace in job.ranks.values():
-        if trace.meta["gpu"] == gpu.name:
-            continue
-        if different := changes(trace.calls, Platform(gpu)):
-            command = shlex.join(job.command) if job.command else "COMMAND"
-            raise MayaError(
-                f"what was recorded on {trace.meta['gpu']} does not tell what {gpu.name} would do: {different[0]}.",
-                f"Emulate it there: maya run --gpu {gpu.name} -- {command}",
-            )
 
 
 def _unexplained(job: JobTrace) -> list[str]:

@@ -148,8 +148,8 @@ def unknown_ops(analysis: Analysis, rank: int) -> list[UnknownOp]:
     found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for number in np.flatnonzero(times).tolist():
         if any(isinstance(kernel, Unknown) for kernel in priced.kernels[number]):
-            found[trace.calls[number].name][0] += times[number]
-            found[trace.calls[number].name][1] += times[number] * float(priced.ops.seconds[number])
+            found[priced.calls[number].name][0] += times[number]
+            found[priced.calls[number].name][1] += times[number] * float(priced.ops.seconds[number])
     rows = [UnknownOp(name=name, calls=round(calls), seconds=seconds) for name, (calls, seconds) in found.items()]
     return sorted(rows, key=lambda row: (-row.seconds, row.name))
 

@@ -40,7 +40,7 @@ def entries(trace: RankTrace, durations: TraceDurations) -> list[Entry]:
     step = trace.step(trace.steps) if trace.steps else trace.events
     found = []
     for kind, priced, label in (
-        (Kind.OP, durations.ops, lambda number: (*_op(trace.calls[number]), durations.families[number])),
+        (Kind.OP, durations.ops, lambda number: (*_op(durations.calls[number]), durations.families[number])),
         (
             Kind.COLLECTIVE,
             durations.collectives,

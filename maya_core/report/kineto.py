@@ -97,10 +97,10 @@ class _Rank:
         self.items: RankTimeline = analysis.timeline.ranks[rank]
         self.pid = PID + rank
         priced = analysis.durations[rank]
-        self.kernels = priced.kernels
+        self.calls, self.kernels = priced.calls, priced.kernels
         seconds = iter(priced.each.seconds.tolist())  # they add up to what the prediction has for the op
         self.seconds = [[next(seconds) for _ in kernels] for kernels in self.kernels]
-        self.described = [_inputs(call) for call in self.trace.calls]
+        self.described = [_inputs(call) for call in self.calls]
         self.ids = FIRST_ID
 
     def header(self) -> dict[str, Any]:
@@ -208,7 +208,7 @@ class _Rank:
 
     def _op(self, item: int, event: np.void, graph: int) -> Iterator[dict[str, Any]]:
         number = int(event["subject"])
-        call = self.trace.calls[number]
+        call = self.calls[number]
         replayed = bool(event["flags"] & REPLAYED)
         identity = self._next()
         if not replayed:

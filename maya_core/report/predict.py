@@ -14,8 +14,12 @@ import numpy as np
 import maya_core
 from maya_core.hardware.cluster import Cluster
 from maya_core.hardware.dtypes import dtype
+from maya_core.hardware.host import KERNEL_GAP_S, LAUNCH_S
+from maya_core.ops.attention_choice import relaid
+from maya_core.ops.kernel import Streaming
 from maya_core.ops.plan import flops_of
 from maya_core.predictor.calibration import shipped_digest
+from maya_core.predictor.predict import Predictor
 from maya_core.report import breakdown, words
 from maya_core.report.analysis import Analysis, Options, analyse
 from maya_core.report.compiled import caveats as caveats_of_compiling
@@ -256,6 +260,33 @@ def _kernels(analysis: Analysis, rank: int) -> int | None:
     return int(analysis.durations[rank].launches[step["subject"][step["kind"] == Kind.OP]].sum())
 
 
+COPIES = (
+    8  # around an attention whose result lies in memory otherwise: one forward, its gradient's and their casts backward
+)
+
+
+def _of_layouts(analysis: Analysis) -> list[str]:
+    """Attention whose result lies in memory otherwise on this GPU than where it was recorded, and what the copies around it may cost."""
+    predictor, seconds, count = Predictor(analysis.cluster.gpu), 0.0, 0
+    rank, trace = next(iter(analysis.job.ranks.items()))
+    where, steps = analysis.steady_events(rank) if analysis.steps else (slice(None), 1)
+    events = trace.events[where]
+    times = np.bincount(events["subject"][events["kind"] == Kind.OP], minlength=len(trace.calls)) / steps
+    for number in np.flatnonzero(times).tolist():
+        call = trace.calls[number]
+        if relaid(call, predictor.platform):
+            copy = Streaming("strided", call["query"].nbytes, call["query"].nbytes, call["query"].numel)
+            each = float(predictor.kernels([copy]).seconds[0]) + KERNEL_GAP_S + LAUNCH_S
+            seconds += times[number] * COPIES * each
+            count += round(times[number])
+    if not count:
+        return []
+    return [
+        f"{count} attention call{'s' * (count != 1)} of a step leave their result in another layout on {analysis.cluster.gpu.name}: "
+        f"copies around them may differ, by up to {words.seconds(seconds)} a step. Emulate it there to be sure."
+    ]
+
+
 def _of_unknown_ops(unknown: list[UnknownOp], ranks: list[RankTime]) -> list[str]:
     if not unknown:
         return []
@@ -295,8 +326,8 @@ def _of_steps(analysis: Analysis, trace: RankTrace) -> list[str]:
 
 def _caveats(analysis: Analysis) -> list[str]:
     found: list[str] = []
-    for trace in analysis.job.ranks.values():
-        ops = {call.name for call in trace.calls}
+    for rank, trace in analysis.job.ranks.items():
+        ops = {call.name for call in analysis.durations[rank].calls}
         found += [CAVEATS[name] for name in sorted(ops & CAVEATS.keys())]
         if assumed := sum(trace.meta.get("stand_ins", {}).values()):
             found.append(
@@ -318,6 +349,7 @@ def _caveats(analysis: Analysis) -> list[str]:
         found.append(
             f"Recorded on {emulated}, planned anew for {analysis.cluster.gpu.name}: memory the allocator holds in reserve there is an estimate."
         )
+        found += _of_layouts(analysis)
         asked = [line for trace in analysis.job.ranks.values() for line in trace.meta.get("asked_gpu", [])]
         if asked:
             found.append(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from maya_core.errors import MayaError
 from maya_core.hardware.cluster import Cluster, cluster
@@ -101,6 +104,12 @@ def comparison(names: list[str], predictions: list[Prediction]) -> Table:
         ],
     )
     return table
+
+
+def notes(recorded: Prediction, others: Iterable[Prediction]) -> Group:
+    """What there is to weigh on other hardware that is not on the recorded one."""
+    told = dict.fromkeys(caveat for prediction in others for caveat in prediction.caveats)
+    return Group(*(Text(f"Note: {caveat}", style="yellow") for caveat in told if caveat not in recorded.caveats))
 
 
 def _share(prediction: Prediction, name: str) -> str:

@@ -135,6 +135,7 @@ class Rank:
     def durations(self) -> TraceDurations:
         ops = Durations.of(np.array(self.op_s), Provenance.MEASURED, "by hand")
         return TraceDurations(
+            self.calls,
             self.kernels,
             ops,
             ops,

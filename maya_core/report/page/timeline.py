@@ -185,7 +185,7 @@ def _numbered(
     for which, known in ((False, priced.ops), (True, priced.collectives)):
         those = called == which
         for subject in np.unique(events["subject"][those]).tolist():
-            name, detail = _call(trace, subject) if which else _op(trace.calls[subject])
+            name, detail = _call(trace, subject) if which else _op(priced.calls[subject])
             family = COMMUNICATION if which else priced.families[subject]
             alone = round(float(known.seconds[subject]) * 1e9)  # ns
             surely = Provenance(int(known.provenance[subject])).name.lower()
