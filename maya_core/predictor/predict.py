@@ -30,7 +30,6 @@ from maya_core.predictor.placement import place
 from maya_core.trace.call import Call
 from maya_core.trace.communication import CollectiveCall, Communicator
 from maya_core.trace.rank import RankTrace
-from maya_core.trace.schema import VERSION
 
 if TYPE_CHECKING:
     from maya_core.predictor.calibration import Calibration
@@ -86,7 +85,7 @@ def durations_of(
 def check_same_ops(trace: RankTrace, gpu: Gpu, command: Sequence[str] = ()) -> None:
     """A trace tells of another GPU what the same ops would do there; where torch would run others, it does not."""
     recorded = trace.meta["gpu"]
-    if recorded != gpu.name and (different := changes(trace.calls, Platform(gpu))):
+    if recorded != gpu.name and (different := changes(settled_calls(trace), Platform(gpu))):
         raise MayaError(
             f"what was recorded on {recorded} does not tell what {gpu.name} would do: {different[0]}.",
             f"Emulate it there: maya run --gpu {gpu.name} -- {shlex.join(command) if command else 'COMMAND'}",
@@ -96,7 +95,7 @@ def check_same_ops(trace: RankTrace, gpu: Gpu, command: Sequence[str] = ()) -> N
 def settled_calls(trace: RankTrace) -> list[Call]:
     """The calls; those of older traces, which have no settings, with what the recorded attention says of them."""
     gpu = gpus().get(trace.meta["gpu"])
-    if trace.meta.get("version", VERSION) >= 6 or gpu is None:
+    if not trace.meta.get("without_settings") or gpu is None:
         return trace.calls
     return [settled(call, Platform(gpu)) for call in trace.calls]
 

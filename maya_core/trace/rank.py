@@ -155,6 +155,8 @@ def read_trace(path: str | Path) -> RankTrace:
         with zipfile.ZipFile(path) as archive:
             meta = json.loads(archive.read("meta.json"))
             _check_version(path, meta)
+            if meta["version"] < 6:
+                meta["without_settings"] = True  # stays, whoever writes it again
             first = np.load(io.BytesIO(archive.read("events/kind.npy")), allow_pickle=False)
             events = np.zeros(len(first), EVENT)
             for column in EVENT.names or ():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-NAMESPACE = "triton::"  # of such kernels' signatures
+NAMESPACE = "triton::"  # of such kernels' calls
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A GPT-2 of two layers, data parallel, under autocast to bfloat16 with AdamW on lists of tensors."""
+"""A GPT-2 of two layers, data parallel, under autocast to float16 with AdamW on lists of tensors."""
 
 import os
 
@@ -49,7 +49,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, foreach=True)
     for _ in range(3):
         batch = torch.randint(0, VOCABULARY, (BATCH, CONTEXT + 1)).cuda()
-        with torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast("cuda", torch.float16):
             logits = model(batch[:, :-1])
             loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
         loss.backward()

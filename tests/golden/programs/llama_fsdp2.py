@@ -1,4 +1,4 @@
-"""A Llama of two layers sharded by FSDP2: bfloat16 parameters, float32 gradients, one layer recomputed."""
+"""A Llama of two layers sharded by FSDP2: float16 parameters, float32 gradients, one layer recomputed."""
 
 import os
 
@@ -64,7 +64,7 @@ def main() -> None:
     dist.init_process_group("nccl")
     torch.manual_seed(0)
     mesh = init_device_mesh("cuda", (dist.get_world_size(),), mesh_dim_names=("dp",))
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    policy = MixedPrecisionPolicy(param_dtype=torch.float16, reduce_dtype=torch.float32)
     with torch.device("cuda"):
         model = Llama()
     for block in model.blocks:

@@ -1,4 +1,4 @@
-"""LoRA by peft on a Llama of transformers in bfloat16, its layers recomputed."""
+"""LoRA by peft on a Llama of transformers in float16, its layers recomputed."""
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -18,7 +18,7 @@ def main() -> None:
         vocab_size=VOCABULARY,
         use_cache=False,
     )
-    model = LlamaForCausalLM(shape).to(torch.bfloat16)
+    model = LlamaForCausalLM(shape).to(torch.float16)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.enable_input_require_grads()
     model = get_peft_model(model, LoraConfig(r=16, lora_dropout=0.05, target_modules="all-linear")).cuda().train()

@@ -42,7 +42,7 @@ def main() -> None:
     dist.init_process_group("nccl")
     torch.manual_seed(0)
     place, stages = dist.get_rank(), dist.get_world_size()
-    module = stage_of(place, stages).to(device, torch.bfloat16)
+    module = stage_of(place, stages).to(device, torch.float16)
     stage = PipelineStage(module, place, stages, device)
     schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=loss_of)
     optimizer = torch.optim.AdamW(module.parameters(), lr=3e-4, fused=True)

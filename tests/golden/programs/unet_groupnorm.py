@@ -1,4 +1,4 @@
-"""A U-Net of a diffusion model: convolutions, group norms, attention at its lowest level, upsampling, in autocast to bfloat16."""
+"""A U-Net of a diffusion model: convolutions, group norms, attention at its lowest level, upsampling, in autocast to float16."""
 
 import torch
 from torch import nn
@@ -64,7 +64,7 @@ def main() -> None:
         clean, noise = torch.randn(BATCH, 4, SIZE, SIZE).cuda(), torch.randn(BATCH, 4, SIZE, SIZE, device="cuda")
         times = torch.randint(0, 1000, (BATCH,), device="cuda")
         share = (times / 1000).view(-1, 1, 1, 1)
-        with torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast("cuda", torch.float16):
             loss = F.mse_loss(model(clean * (1 - share) + noise * share, times), noise)
         loss.backward()
         optimizer.step()
