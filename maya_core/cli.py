@@ -324,10 +324,11 @@ def what_if(
         told, refused = _each(job, machines, other)
         for refusal in refused:
             console.print(Text.assemble(("maya:", "bold red"), f" {refusal}"))
-    if told:
-        console.print(comparison(["as recorded", *told], [before, *told.values()]))
-        if len(machines) > 1:  # of one they stand under its own prediction
-            console.print(notes(before, told.values()))
+    if not told:
+        raise typer.Exit(2)
+    console.print(comparison(["as recorded", *told], [before, *told.values()]))
+    if len(machines) > 1:  # of one they stand under its own prediction
+        console.print(notes(before, told.values()))
 
 
 def _each(job: JobTrace, machines: list[Cluster], options: Options) -> tuple[dict[str, Prediction], list[MayaError]]:

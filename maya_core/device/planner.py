@@ -6,12 +6,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from maya_core.errors import MayaError
 from maya_core.hardware.host import KERNEL_GAP_S, LAUNCH_S, TRITON_S
 from maya_core.hardware.models import Gpu
 from maya_core.hardware.platform import Platform
 from maya_core.ops.attention_choice import backend_of, settled
 from maya_core.ops.kernel import to_json
-from maya_core.ops.plan import find, kernels_of, plan
+from maya_core.ops.plan import find, flops_of, kernels_of, plan
+from maya_core.ops.work import Work
 from maya_core.trace.call import Call, Settings, Tensor, as_tensors
 from maya_core.trace.triton import NAMESPACE, TritonKernel
 
@@ -55,9 +57,20 @@ class Planner:
         call = self._settled(Call(op, list(names), given, made, Settings.from_bits(settings, self.settings), kernel))
         work = plan(call, self.platform)
         if kernel is None and described_by_program(call):
-            call.kernels.extend(to_json(each) for each in work.kernels)
+            self._check(call, work)
+            call = replace(call, kernels=[to_json(each) for each in work.kernels], flops=flops_of(call))
         self.calls.append(call)
         return len(self.calls) - 1, work.program or None
+
+    def _check(self, call: Call, work: Work) -> None:
+        """Kernels that the program describes can be priced: told now, not when the emulation is over."""
+        try:
+            self._predictor.kernels(work.kernels)
+        except (LookupError, TypeError, ValueError) as error:
+            raise MayaError(
+                f"the kernels described for {call.op} cannot be priced: {type(error).__name__}: {error}.",
+                "docs/extending.md says which kernels, patterns and dtypes there are.",
+            ) from error
 
     def _settled(self, call: Call) -> Call:
         """Attention with the switches that it was chosen by: those of a backward pass are its forward's."""

@@ -42,7 +42,8 @@ DTYPES = {
 _OTHER = Dtype("", 1, "float32")  # quantized types and what torch adds later
 
 # Bytes of an operand, by the rate its products run at; TF32 products read float32.
-RATE_BYTES = {"float64": 8, "float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2, "float8": 1, "int8": 1, "float4": 1}
+RATE_BYTES = {"bfloat16": 2, "float16": 2, "tf32": 4, "float32": 4, "float64": 8, "float8": 1, "float4": 1, "int8": 1}
+RATES = tuple(RATE_BYTES)
 
 HALVES = ("Half", "BFloat16")
 FLOATS = ("Float", "Double", *HALVES)

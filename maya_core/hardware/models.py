@@ -9,12 +9,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
+from maya_core.hardware.dtypes import RATES
 from maya_core.hardware.units import Flops, Rate, RateOrNone, Seconds, Size
 
 Architecture = Literal["volta", "turing", "ampere", "ada", "hopper", "blackwell"]
 Topology = Literal["nvswitch", "mesh", "pairs", "pcie"]
-
-DTYPES = ("bfloat16", "float16", "tf32", "float32", "float64", "float8", "float4", "int8")
 
 # Fields that share a source, by the name the group has in `sources`.
 GPU_FIELDS = {
@@ -95,7 +94,7 @@ class Gpu(Entry):
     base_clock_mhz: PositiveFloat | None = None  # None: not published
     max_threads_per_sm: PositiveInt
     shared_memory_per_block_bytes: Size
-    peak_flops: dict[str, Flops]  # dense, by one of DTYPES; a dtype the chip has no arithmetic for is not there
+    peak_flops: dict[str, Flops]  # dense, by one of RATES; a dtype the chip has no arithmetic for is not there
     tdp_w: PositiveFloat
     power_limit_w: PositiveFloat
     pcie_generation: PcieGeneration
@@ -121,8 +120,8 @@ class Gpu(Entry):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if unknown := [dtype for dtype in self.peak_flops if dtype not in DTYPES]:
-            raise ValueError(f"peak_flops has no '{unknown[0]}': it is by {', '.join(DTYPES)}")
+        if unknown := [rate for rate in self.peak_flops if rate not in RATES]:
+            raise ValueError(f"peak_flops has no '{unknown[0]}': it is by {', '.join(RATES)}")
         if "float32" not in self.peak_flops:
             raise ValueError("peak_flops must have float32")
         if self.outside_bytes >= self.memory_bytes:

@@ -29,8 +29,8 @@ from maya_core.ops import (
 )
 from maya_core.ops.kernel import Attention, Convolution, Copy, Gemm, Kernel, Streaming, Timed
 from maya_core.ops.plan import flops_of, kernels_of, plan
-from maya_core.ops.registry import Assume, op, values
-from maya_core.ops.rules import Rules, describe, rule
+from maya_core.ops.registry import op
+from maya_core.ops.rules import Rules, rule
 from maya_core.ops.traffic import streaming
 from maya_core.ops.work import Work
 from maya_core.trace.call import Call, Tensor
@@ -41,6 +41,6 @@ FAMILIES = (
 )  # fmt: skip
 
 __all__ = [
-    "FAMILIES", "Assume", "Attention", "Call", "Convolution", "Copy", "Gemm", "Kernel", "Platform", "Rules", "Streaming", "Tensor", "Timed", "Work",
-    "describe", "flops_of", "kernels_of", "op", "plan", "rule", "streaming", "values",
+    "FAMILIES", "Attention", "Call", "Convolution", "Copy", "Gemm", "Kernel", "Platform", "Rules", "Streaming", "Tensor", "Timed", "Work",
+    "flops_of", "kernels_of", "op", "plan", "rule", "streaming",
 ]  # fmt: skip

@@ -39,8 +39,8 @@ class Asked:
 
 
 def backend_of(call: Call) -> str | None:
-    """Which fused backend a recorded call ran; None if it is no such call."""
-    return FUSED.get(call.name.removesuffix("_backward"))
+    """Which fused backend a recorded call ran; None if it is no such call, or was recorded without the names of its arguments."""
+    return FUSED.get(call.name.removesuffix("_backward")) if "query" in call.named else None
 
 
 def asked_by(call: Call) -> Asked:
@@ -80,13 +80,13 @@ def _heads_match(asked: Asked, shared: bool, alike: bool = True) -> bool:
     query, key, value = (tensor.sizes[1] for tensor in (asked.query, asked.key, asked.value))
     if not (asked.gqa and shared):
         return query == key == value
-    return query % key == 0 and query % value == 0 and (key == value or not alike)
+    return min(key, value) > 0 and query % key == 0 and query % value == 0 and (key == value or not alike)
 
 
 def _last_is_packed(asked: Asked, one_is_fine: bool) -> bool:
     packed = all(tensor.strides[-1] == 1 for tensor in (asked.query, asked.key, asked.value))
     packed = packed or (one_is_fine and asked.query.sizes[-1] == 1)
-    return packed and (asked.mask is None or asked.mask.strides[-1] == 1)
+    return packed and (asked.mask is None or asked.mask.strides[-1:] in ((), (1,)))
 
 
 def _one_dtype(asked: Asked, *allowed: str) -> bool:
@@ -187,8 +187,8 @@ def changes(calls: Sequence[Call], platform: Platform) -> list[Change]:
 
 
 def relaid(call: Call, platform: Platform) -> bool:
-    """Whether what comes out of a recorded attention would lie in memory otherwise on this platform: the memory-efficient kernel writes
-    token by token, the others as the queries lie. Copies that follow are then others, too."""
+    """Whether the result of a recorded attention would have another memory layout on this platform: the memory-efficient kernel writes
+    token by token, the others in the layout of the queries. The copies that follow are then different, too."""
     backend = backend_of(call)
     if backend is None or call.name.endswith("_backward"):
         return False

@@ -281,6 +281,8 @@ class Columns:
         return columns
 
     def __getattr__(self, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+        if not self._kernels:
+            raise AttributeError(name)
         values = np.array([getattr(kernel, name) for kernel in self._kernels], np.float64)
         self.__dict__[name] = values
         return values

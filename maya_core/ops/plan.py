@@ -59,4 +59,4 @@ def flops_of(call: Call) -> int:
     if call.triton is not None:
         return call.triton.flops
     formula = FORMULAS.get(call.op) or FORMULAS.get(call.name)
-    return formula(call) if formula else 0
+    return formula(call) if formula else call.flops

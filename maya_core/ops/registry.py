@@ -56,7 +56,9 @@ class Values:
     assume: Assume = Assume.NOTHING
     only_writes: bool = False  # the first argument is written and not read
     keeps_uniform: bool = False  # of a tensor with one value everywhere, so is the result
-    heavy: bool = False  # too much arithmetic for the host, but for tiny tensors
+    heavy: bool = (
+        False  # multiplies: too much for the host but for tiny tensors, and torch's switches decide its kernel
+    )
     mixes_devices: bool = False  # takes tensors of the host beside those of the device
 
 

@@ -64,6 +64,18 @@ class Measured(Strict):
     def kernel(self) -> Kernel:
         return KERNELS[self.family].of(self.model, self.sizes)
 
+    @model_validator(mode="after")
+    def _is_a_kernel(self) -> Measured:
+        if self.family not in KERNELS:
+            raise ValueError(f"family '{self.family}' is not known; there are {', '.join(KERNELS)}")
+        try:
+            _ = self.kernel
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{self.family} {self.model} with {len(self.sizes)} sizes is no kernel: {error}"
+            ) from error
+        return self
+
 
 class Factor(Strict):
     """Measured time by predicted time: one number for short kernels, one for long ones, and between them in proportion."""

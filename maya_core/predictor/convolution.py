@@ -18,8 +18,8 @@ from maya_core.hardware.dtypes import RATE_BYTES
 from maya_core.hardware.models import Gpu
 from maya_core.ops import kernel
 from maya_core.ops.kernel import FORWARD, INPUT_GRADIENT, Columns
-from maya_core.predictor.durations import Durations, Provenance
-from maya_core.predictor.family import Family, by_model, in_order
+from maya_core.predictor.durations import Durations
+from maya_core.predictor.family import Family, by_model, in_order, known
 from maya_core.predictor.gemm import GemmStructure
 from maya_core.predictor.lattice import Lattice, StoredLattice, Surface, knot_sizes
 
@@ -131,6 +131,4 @@ class Convolutions(Family[kernel.Convolution]):
         rate = dtype if dtype in self.gpu.peak_flops else known_as
         convolution = self.target.fitted(profile, model, rate, partial(FittedConvolution, gpu=self.gpu, dtype=rate))
         seconds, inside = convolution.seconds(those)
-        own = profile.own and model == f"{dtype} {name}"
-        provenance = np.where(inside & own, Provenance.INTERPOLATED, Provenance.EXTRAPOLATED)
-        return Durations.of(seconds, provenance.astype(np.uint8), profile.name)
+        return known(seconds, inside & (model == f"{dtype} {name}"), profile)

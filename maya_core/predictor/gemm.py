@@ -117,7 +117,6 @@ class FittedGemm:
             self._layouts = np.array([model.sustained.layouts.get(name, 1.0) for name in LAYOUTS])
         self._batched = correction.axes[0].count > 1
         self.least = [2**axis.low for axis in correction.axes]
-        self._structure, self._gpu, self._dtype = model.structure, gpu, dtype
         if not corrected:
             correction = replace(correction, values=np.zeros_like(correction.values))
         self.correction = correction.lifted(self.structural(*knot_sizes(correction.axes)))

@@ -77,7 +77,12 @@ RELATIVES = {
     "loss": Relative("elementwise", 1.0),
     "other": Relative("elementwise", 1.0),
 }
-UNKNOWN = Relative("elementwise", 1.0)
+# Patterns that profiles have; a GPU none is near to takes them as elementwise.
+MEASURED = (
+    "elementwise", "strided", "fill", "reduction", "column_reduction", "norm", "norm_backward", "softmax", "warp_softmax",
+    "softmax_backward", "dropout",
+)  # fmt: skip
+ELEMENTWISE = Relative("elementwise", 1.0)
 BOUND_ONLY = ("other",)
 DATA_SHEET_SHARE = 0.85  # where no profile is near at all
 FLOOR_US = 2.0
@@ -182,7 +187,9 @@ def predict(gpu: Gpu, model: str, sizes: np.ndarray) -> Durations:
     coefficients, found = _coefficients(gpu, model)
     fitted, factor = model, 1.0
     if found is None:
-        fitted, factor = RELATIVES.get(model, UNKNOWN)
+        if model not in RELATIVES and model not in MEASURED:
+            raise ValueError(f"no pattern '{model}'; there are {', '.join(sorted({*RELATIVES, *MEASURED}))}")
+        fitted, factor = RELATIVES.get(model, ELEMENTWISE)
         coefficients, found = _coefficients(gpu, fitted)
     seconds, backed = evaluate(gpu, fitted, coefficients, sizes)
     floor = coefficients.floor_s

@@ -35,8 +35,10 @@ class TritonProducts(Family[kernel.TritonGemm]):
     def _of_dtype(self, dtype: str, kernels: list[kernel.TritonGemm]) -> Durations:
         those = Columns(kernels)
         library = gemm.price_either(self.target, dtype, those)
-        tiles = np.ceil(those.m / those.tile_m) * np.ceil(those.n / those.tile_n) * those.batch
-        waste = tiles * those.tile_m * those.tile_n / (those.m * those.n * those.batch)  # of lanes outside the matrix
+        tiles = np.maximum(np.ceil(those.m / those.tile_m) * np.ceil(those.n / those.tile_n) * those.batch, 1)
+        waste = (
+            tiles * those.tile_m * those.tile_n / np.maximum(those.m * those.n * those.batch, 1)
+        )  # of lanes outside the matrix
         waves = np.ceil(tiles / self.gpu.sms) / (tiles / self.gpu.sms)  # the last one is not full
         loads = 1 + LOADS * (1 / those.tile_m + 1 / those.tile_n) / 2
         pipeline = 1 + 0.1 * np.maximum(0, 3 - those.stages)  # loads that are waited for

@@ -140,7 +140,7 @@ def confidence(analysis: Analysis) -> Confidence | None:
 
 
 def unknown_ops(analysis: Analysis, rank: int) -> list[UnknownOp]:
-    """Ops of the last step that nobody described."""
+    """Ops of a steady step that nobody described."""
     trace, priced = analysis.job.ranks[rank], analysis.durations[rank]
     where, steps = analysis.steady_events(rank) if analysis.steps else (slice(None), 1)
     events = trace.events[where]

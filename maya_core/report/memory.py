@@ -10,7 +10,8 @@ import numpy as np
 from maya_core.hardware.catalog import gpus
 from maya_core.hardware.models import Gpu
 from maya_core.hardware.platform import Platform
-from maya_core.ops.replan import replanned
+from maya_core.ops.replan import Replanned, replanned
+from maya_core.predictor.predict import settled_calls
 from maya_core.report.prediction import DeviceMemory, Memory, Peak
 from maya_core.trace.job import JobTrace
 from maya_core.trace.memory import DevicePeak, device_peaks
@@ -64,9 +65,19 @@ def peaks_on(trace: RankTrace, gpu: Gpu) -> list[DevicePeak]:
     recorded = recorded_gpu(trace)
     if recorded is None or recorded.name == gpu.name:
         return device_peaks(trace)
-    there = device_peaks(replanned(trace, Platform(recorded), Platform(gpu)).trace)
+    there = device_peaks(_replanned(trace, recorded, gpu).trace)
     reserved = {peak.device: peak.reserved_bytes - peak.allocated_bytes for peak in device_peaks(trace)}
     return [replace(peak, reserved_bytes=peak.allocated_bytes + reserved[peak.device]) for peak in there]
+
+
+def _replanned(trace: RankTrace, recorded: Gpu, gpu: Gpu) -> Replanned:
+    return replanned(replace(trace, calls=settled_calls(trace)), Platform(recorded), Platform(gpu))
+
+
+def unplaced_bytes(trace: RankTrace, gpu: Gpu) -> int:
+    """The most that a call takes on this GPU which the recorded trace has no block for."""
+    recorded = recorded_gpu(trace)
+    return 0 if recorded is None or recorded.name == gpu.name else _replanned(trace, recorded, gpu).unplaced_bytes
 
 
 def recorded_gpu(trace: RankTrace) -> Gpu | None:
@@ -90,7 +101,7 @@ def _went_on_after(trace: RankTrace, event: np.void) -> bool:
 
 def _fits(trace: RankTrace, gpu: Gpu, peak: DevicePeak, outside: int, ooms: np.ndarray) -> bool | None:
     went_on = trace.meta["ended"] in ("completed", "stopped")
-    if gpu.memory_bytes == trace.meta["gpu_memory_bytes"]:
+    if gpu.memory_bytes == trace.meta["gpu_memory_bytes"] and gpu.name == trace.meta["gpu"]:
         if len(ooms) and not (went_on and _went_on_after(trace, ooms[-1])):
             return False  # also of a program that catches the error and ends in peace
         return True if went_on else None

@@ -8,23 +8,25 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 
 import maya_core
+from maya_core.hardware.catalog import gpus
 from maya_core.hardware.cluster import Cluster
 from maya_core.hardware.dtypes import dtype
 from maya_core.hardware.host import KERNEL_GAP_S, LAUNCH_S
 from maya_core.ops.attention_choice import relaid
-from maya_core.ops.kernel import Streaming
+from maya_core.ops.kernel import Convolution, Gemm, GroupedGemm, Kernel, Recurrent, Streaming, TritonGemm
 from maya_core.ops.plan import flops_of
 from maya_core.predictor.calibration import shipped_digest
-from maya_core.predictor.predict import Predictor
+from maya_core.predictor.predict import Predictor, settled_calls
 from maya_core.report import breakdown, words
 from maya_core.report.analysis import Analysis, Options, analyse
 from maya_core.report.compiled import caveats as caveats_of_compiling
 from maya_core.report.compiled import compiled
-from maya_core.report.memory import memory
+from maya_core.report.memory import memory, unplaced_bytes
 from maya_core.report.prediction import (
     Assumptions,
     ClusterPart,
@@ -171,7 +173,9 @@ def _flops(analysis: Analysis) -> Flops | None:
         hardware += float((each * times).sum())
         model += float((each * (times - again) * (1 - scores)).sum())
         for number in np.flatnonzero(each * times).tolist():
-            dtypes[_rate(trace.calls[number])] += float(each[number] * times[number])
+            dtypes[_rate(trace.calls[number], analysis.durations[rank].kernels[number])] += float(
+                each[number] * times[number]
+            )
     if not hardware:
         return None
     share = analysis.job.processes / len(analysis.job.ranks)
@@ -185,8 +189,11 @@ def _flops(analysis: Analysis) -> Flops | None:
 OPERANDS = ("query", "mat2", "weight", "other", "batch2")
 
 
-def _rate(call: Call) -> str:
-    """The peak rate that the call's arithmetic is held against."""
+def _rate(call: Call, kernels: Sequence[Kernel]) -> str:
+    """The peak rate that the call's arithmetic is held against: that of its products, else of its operands."""
+    for kernel in kernels:
+        if isinstance(kernel, Gemm | GroupedGemm | TritonGemm | Convolution | Recurrent):
+            return kernel.dtype
     tensors = [tensor for name in OPERANDS if (tensor := call.tensor(name)) is not None]
     tensors += [tensor for argument in call.arguments for tensor in tensors_in(argument) if len(tensor.sizes) > 1]
     return dtype(tensors[0].dtype).rate if tensors else "float32"
@@ -260,20 +267,34 @@ def _kernels(analysis: Analysis, rank: int) -> int | None:
     return int(analysis.durations[rank].launches[step["subject"][step["kind"] == Kind.OP]].sum())
 
 
-COPIES = (
-    8  # around an attention whose result lies in memory otherwise: one forward, its gradient's and their casts backward
-)
+NOTICED = 2**20  # bytes that a caveat is worth
+
+
+def _of_memory(analysis: Analysis, emulated: str) -> str:
+    """How surely memory is known on another GPU than the recorded one."""
+    gpu = analysis.cluster.gpu
+    if emulated not in gpus():
+        return (
+            f"Recorded on {emulated}, which the catalog does not have: memory is as it was there, not as on {gpu.name}."
+        )
+    unplaced = max((unplaced_bytes(trace, gpu) for trace in analysis.job.ranks.values()), default=0)
+    more = f"; a call may take up to {words.size(unplaced)} more than is counted" if unplaced >= NOTICED else ""
+    return f"Recorded on {emulated}, planned anew for {gpu.name}: memory the allocator holds in reserve there is an estimate{more}."
+
+
+COPIES = 8  # of an attention's result, where its layout changes: one in forward, of gradients and casts in backward
 
 
 def _of_layouts(analysis: Analysis) -> list[str]:
     """Attention whose result lies in memory otherwise on this GPU than where it was recorded, and what the copies around it may cost."""
     predictor, seconds, count = Predictor(analysis.cluster.gpu), 0.0, 0
     rank, trace = next(iter(analysis.job.ranks.items()))
+    calls = settled_calls(trace)
     where, steps = analysis.steady_events(rank) if analysis.steps else (slice(None), 1)
     events = trace.events[where]
     times = np.bincount(events["subject"][events["kind"] == Kind.OP], minlength=len(trace.calls)) / steps
     for number in np.flatnonzero(times).tolist():
-        call = trace.calls[number]
+        call = calls[number]
         if relaid(call, predictor.platform):
             copy = Streaming("strided", call["query"].nbytes, call["query"].nbytes, call["query"].numel)
             each = float(predictor.kernels([copy]).seconds[0]) + KERNEL_GAP_S + LAUNCH_S
@@ -346,9 +367,7 @@ def _caveats(analysis: Analysis) -> list[str]:
         found += caveats_of_compiling(trace)
     emulated = next(iter(analysis.job.ranks.values())).meta["gpu"]
     if emulated != analysis.cluster.gpu.name:
-        found.append(
-            f"Recorded on {emulated}, planned anew for {analysis.cluster.gpu.name}: memory the allocator holds in reserve there is an estimate."
-        )
+        found.append(_of_memory(analysis, emulated))
         found += _of_layouts(analysis)
         asked = [line for trace in analysis.job.ranks.values() for line in trace.meta.get("asked_gpu", [])]
         if asked:

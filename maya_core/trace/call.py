@@ -143,9 +143,9 @@ class Call:
     outputs: list[Any]
     settings: Settings = DEFAULT_SETTINGS
     triton: TritonKernel | None = None  # the kernel it is a launch of, where that was written in Triton
-    kernels: list[dict[str, Any]] = field(
-        default_factory=list
-    )  # as its author planned them, of an op that is not Maya's
+    # Of an op that is not Maya's, what its author says: the kernels as planned, and floating-point operations.
+    kernels: list[dict[str, Any]] = field(default_factory=list)
+    flops: int = 0
 
     @cached_property
     def name(self) -> str:

@@ -83,7 +83,7 @@ def _call_to_json(call: Call) -> dict[str, Any]:
     if call.triton is not None:
         row["triton"] = call.triton.as_json()
     if call.kernels:
-        row["kernels"] = call.kernels
+        row |= {"kernels": call.kernels, "flops": call.flops}
     return row
 
 
@@ -96,6 +96,7 @@ def _call_from_json(row: dict[str, Any]) -> Call:
         Settings(**row["settings"]) if "settings" in row else DEFAULT_SETTINGS,
         TritonKernel.from_json(row["triton"]) if "triton" in row else None,
         row.get("kernels", []),
+        row["flops"] if "kernels" in row else 0,
     )
 
 

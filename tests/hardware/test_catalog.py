@@ -11,7 +11,8 @@ import pytest
 import maya_core.hardware.catalog as module
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import catalog, default_node, find_gpu, find_network, find_node, gpus
-from maya_core.hardware.models import DTYPES, GPU_FIELDS, NETWORK_FIELDS, NODE_FIELDS, Entry, Gpu, Network, NodeType
+from maya_core.hardware.dtypes import RATES
+from maya_core.hardware.models import GPU_FIELDS, NETWORK_FIELDS, NODE_FIELDS, Entry, Gpu, Network, NodeType
 
 # fmt: off
 ASKED_FOR = [
@@ -133,7 +134,7 @@ def test_dtypes_a_chip_has_no_arithmetic_for_are_left_out() -> None:
     has_float4 = {name for name, gpu in gpus().items() if "float4" in gpu.peak_flops}
     assert has_float4 == {"b200", "b300", "gb200", "gb300", "rtx-pro-6000"}
     for gpu in gpus().values():
-        assert list(gpu.peak_flops) == [dtype for dtype in DTYPES if dtype in gpu.peak_flops]
+        assert list(gpu.peak_flops) == [rate for rate in RATES if rate in gpu.peak_flops]
 
 
 def test_numbers_of_a_gpu_fit_each_other() -> None:

@@ -118,12 +118,12 @@ def test_the_parts_of_attention_backward_are_measured_together(tmp_path: Path) -
     assert row.seconds == pytest.approx(89e-6)
 
 
-def test_products_in_tf32_are_counted(tmp_path: Path) -> None:
+def test_products_in_tf32_are_taken_as_such(tmp_path: Path) -> None:
     trace = KinetoTrace()
     with trace.op("aten::mm", (FLOAT, [512, 256]), (FLOAT, [256, 128])):
         trace.kernel("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_64x64_16x6_nn_align4>", 7.0)
     found = read(trace, tmp_path)
-    assert [row.kernel for row in found.measured] == [Gemm("float32", 1, 512, 128, 256, 1)]
+    assert [row.kernel for row in found.measured] == [Gemm("tf32", 1, 512, 128, 256, 1)]
     assert found.counts.tf32 == 1
 
 

@@ -17,7 +17,11 @@ from maya_core.predictor.profile import SHIPPED, shipped
 
 MIB = 2**20
 PATTERNS = sorted(
-    {*memory.RELATIVES, *memory.BY_ROW, "elementwise", "strided", "fill", "reduction", "dropout", "of tomorrow"}
+    {
+        *memory.RELATIVES,
+        *memory.MEASURED,
+        *(model for profile in shipped("memory").values() for model in profile.models),
+    }
 )
 any_gpu = st.sampled_from(sorted(gpus()))
 any_size = st.one_of(st.sampled_from([0, 1, 2**31, 2**45]), st.integers(0, 2**45))
@@ -163,3 +167,8 @@ def test_a_fit_finds_what_rows_were_made_from() -> None:
     away_from_the_step = np.abs(np.log2(nbytes / (gpu.l2_bytes / 2))) > 1
     assert np.abs(predicted / made - 1)[away_from_the_step].max() < 0.1
     assert backed[nbytes > 2**24].all()
+
+
+def test_a_pattern_nobody_knows_is_refused() -> None:
+    with pytest.raises(ValueError, match="no pattern 'elementwize'; there are"):
+        memory.predict(find_gpu("h100"), "elementwize", np.ones((1, 4)))

@@ -105,14 +105,16 @@ SDPBackend chosen(const sdp_params& params) {
   }
   TORCH_CHECK(false, "No available kernel. Aborting execution.");
 }
-bool is_real(const at::Tensor& tensor) { return tensor.is_cuda() && !tensor.key_set().has(c10::DispatchKey::Python) && !tensor.is_nested(); }
+bool has_sizes(const at::Tensor& tensor) {  // which a compiler's tensors have, too, unless they are symbols
+  return tensor.is_cuda() && !tensor.is_nested() && !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
+}
 }  // namespace
 
 int64_t choose_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask,
                          double dropout, bool is_causal, std::optional<double>, bool enable_gqa) {
   const int64_t backend = int64_t(chosen({query, key, value, mask, dropout, is_causal, enable_gqa}));
-  // Noted so that the trace can tell whether another GPU would choose otherwise; what a compiler traces is seen when it runs.
-  if (is_real(query) && is_real(key) && is_real(value))
+  // Noted so that the trace can tell whether another GPU would choose otherwise.
+  if (has_sizes(query) && has_sizes(key) && has_sizes(value) && (!mask || has_sizes(*mask)))
     note_call("maya::attention_choice", {query, key, value, mask ? c10::IValue(*mask) : c10::IValue(), dropout, is_causal, enable_gqa, backend});
   return backend;
 }

@@ -512,9 +512,9 @@ struct QuietWarnings : c10::WarningHandler {  // on a CUDA build each registrati
   void process(const c10::Warning&) override {}
 };
 
-std::optional<c10::OperatorHandle> find_op(const std::string& name) {
-  const auto dot = name.find('.');
-  return c10::Dispatcher::singleton().findSchema({"aten::" + name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)});
+std::optional<c10::OperatorHandle> find_op(const std::string& full_name) {
+  const auto dot = full_name.find('.');
+  return c10::Dispatcher::singleton().findSchema({full_name.substr(0, dot), dot == std::string::npos ? "" : full_name.substr(dot + 1)});
 }
 
 bool returns_view(const c10::FunctionSchema& schema) {
@@ -545,13 +545,13 @@ void register_kernels(const std::vector<std::string>& cuda_ops, const std::vecto
   auto& aten = library("aten", DispatchKey::CUDA);
   const auto by_hand = register_handwritten_kernels(aten);
   for (const auto& name : cuda_ops) {
-    auto op = find_op(name);
+    auto op = find_op("aten::" + name);
     if (!op || by_hand.count(name)) continue;
     aten.impl(name.c_str(), returns_view(op->schema()) ? boxed<MetadataKernel>() : boxed<Kernel>());
   }
   library("_", DispatchKey::CUDA).fallback(boxed<Fallback>());
   auto& sparse = library("aten", DispatchKey::SparseCUDA);
-  for (const auto& name : sparse_ops) if (find_op(name)) sparse.impl(name.c_str(), boxed<SparseKernel>());
+  for (const auto& name : sparse_ops) if (find_op("aten::" + name)) sparse.impl(name.c_str(), boxed<SparseKernel>());
 }
 
 void unregister_kernels() {
@@ -572,7 +572,7 @@ Entry* recorded_entry(const std::string& name, at::ArrayRef<IValue> arguments, a
   if (Entry* known = mine->find(hash, key->words)) return known;
   auto made = std::make_unique<Entry>();
   made->key = key->words;
-  const auto op = name.starts_with("aten::") ? find_op(name.substr(6)) : std::nullopt;
+  const auto op = find_op(name);
   const bool whole = op && op->schema().arguments().size() == arguments.size();  // not only the tensors of the call
   if (python) made->plan = python->plan(name, whole ? &op->schema() : nullptr, arguments, returns, settings);
   return mine->insert(hash, std::move(made));

@@ -5,6 +5,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <utility>
 
 namespace maya {
 namespace {
@@ -45,9 +46,10 @@ void run(int device, c10::StreamId stream, double host_ns, double device_ns) {
 }  // namespace
 
 void set_pricing(Pricing pricing) {
+  Pricing before;  // its functions of Python's go without the lock
   std::lock_guard lock(state().mutex);
   on = false;
-  state().pricing = std::move(pricing);
+  before = std::exchange(state().pricing, std::move(pricing));
   state().host = 0;
   state().streams.clear();
   state().calls.clear();

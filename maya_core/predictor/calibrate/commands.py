@@ -106,7 +106,7 @@ def _say_counts(console: Console, counts: object) -> None:
         console.print(f"{counts.nccl:,} kernels of NCCL's, {told:,} with op, sizes and ranks", highlight=False)
     if counts.tf32:
         console.print(
-            f"[yellow]{counts.tf32:,} float32 products ran in TF32. Predictions will take all float32 products to be like those measured.[/yellow]",
+            f"{counts.tf32:,} float32 products ran in TF32, and count as that: they are for programs that allow it.",
             soft_wrap=True,
         )
     if not counts.shapes:

@@ -15,7 +15,7 @@ import re
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ KERNEL, MEMCPY, MEMSET = "kernel", "gpu_memcpy", "gpu_memset"
 AGAIN = "Profile with torch.profiler.profile(activities=[CPU, CUDA], record_shapes=True) and export_chrome_trace(...)."
 LOW_DECILE = 10  # of a collective's runs: longer ones waited for other ranks
 BESIDE_PRODUCTS = ("splitKreduce", "epilogue::impl", "reduce_1Block_kernel")  # cuBLAS's second kernels
-TF32 = ("tf32", "s1688gemm")  # in the names of products; a signature does not say whether they may use it
+TF32 = ("tf32", "s1688gemm")  # in the names of products: a profile does not say whether the program allows it
 FEW = 2  # runs of which none is left out as a warm-up
 
 # What c10d calls its collectives, and what Maya calls them.
@@ -409,9 +409,10 @@ class _Reader:
             elif any("Pageable" in each.name for each in work):
                 self.counts.pageable += len(work)
             elif (seconds := sum(each.seconds for each in work)) > 0:
+                if isinstance(kernel, Gemm) and kernel.dtype == "float32" and _in_tf32(work):
+                    kernel = replace(kernel, dtype="tf32")
+                    self.counts.tf32 += 1
                 runs[kernel].append((work[0].start, seconds, len(work)))
-                in_tf32 = any(part in each.name for each in work for part in TF32)
-                self.counts.tf32 += isinstance(kernel, Gemm) and kernel.dtype == "float32" and in_tf32
 
     def _messages(self, gpus_per_node: int, network: str) -> dict[tuple[str, float, int, int, str], list[float]]:
         found: dict[tuple[str, float, int, int, str], list[tuple[float, float]]] = defaultdict(list)
@@ -450,6 +451,10 @@ def _responsible(around: list[dict[str, Any]]) -> dict[str, Any] | None:
         if found is not None and found[1]:
             return op
     return inner
+
+
+def _in_tf32(work: list[OnDevice]) -> bool:
+    return any(part in each.name for each in work for part in TF32)
 
 
 def pair(kernels: list[Kernel], work: list[OnDevice]) -> list[tuple[Kernel, list[OnDevice]]] | None:
