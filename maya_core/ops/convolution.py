@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from maya_core.hardware.dtypes import dtype
 from maya_core.hardware.platform import Platform
@@ -261,59 +262,23 @@ def convolution_backward(
 
 
 @describe("aten::cudnn_convolution")
-def cudnn_convolution(
-    self: torch.Tensor,
-    weight: torch.Tensor,
-    padding: list[int],
-    stride: list[int],
-    dilation: list[int],
-    groups: int,
-    *_: bool,
-) -> torch.Tensor:
-    answer: torch.Tensor = convolution(self, weight, None, stride, padding, dilation, False, [0] * len(stride), groups)
-    return answer
+def cudnn_convolution(self: torch.Tensor, weight: torch.Tensor, *geometry: Any) -> Any:
+    padding, stride, dilation, groups = geometry[:4]
+    return convolution(self, weight, None, stride, padding, dilation, False, [0] * len(stride), groups)
 
 
 @describe("aten::cudnn_convolution_transpose")
-def cudnn_convolution_transpose(
-    self: torch.Tensor,
-    weight: torch.Tensor,
-    padding: list[int],
-    output_padding: list[int],
-    stride: list[int],
-    dilation: list[int],
-    groups: int,
-    *_: bool,
-) -> torch.Tensor:
-    answer: torch.Tensor = convolution(self, weight, None, stride, padding, dilation, True, output_padding, groups)
-    return answer
+def cudnn_convolution_transpose(self: torch.Tensor, weight: torch.Tensor, *geometry: Any) -> Any:
+    padding, output_padding, stride, dilation, groups = geometry[:5]
+    return convolution(self, weight, None, stride, padding, dilation, True, output_padding, groups)
 
 
 @describe("aten::cudnn_convolution_relu")
-def cudnn_convolution_relu(
-    self: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
-) -> torch.Tensor:
-    answer: torch.Tensor = convolution(self, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups)
-    return answer
+def cudnn_convolution_relu(self: torch.Tensor, weight: torch.Tensor, bias: Any, *geometry: Any) -> Any:
+    stride, padding, dilation, groups = geometry
+    return convolution(self, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups)
 
 
 @describe("aten::cudnn_convolution_add_relu")
-def cudnn_convolution_add_relu(
-    self: torch.Tensor,
-    weight: torch.Tensor,
-    z: torch.Tensor,
-    alpha: float | None,
-    bias: torch.Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
-) -> torch.Tensor:
-    answer: torch.Tensor = convolution(self, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups)
-    return answer
+def cudnn_convolution_add_relu(self: torch.Tensor, weight: torch.Tensor, z: Any, alpha: Any, *rest: Any) -> Any:
+    return cudnn_convolution_relu(self, weight, *rest)

@@ -149,17 +149,9 @@ def cudnn_rnn(
     weight_buffer: torch.Tensor | None,
     hx: torch.Tensor,
     cx: torch.Tensor | None,
-    mode: int,
-    hidden_size: int,
-    projection_size: int,
-    layers: int,
-    batch_first: bool,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_sizes: list[int],
-    dropout_state: torch.Tensor | None,
+    *network: Any,
 ) -> tuple[torch.Tensor, ...]:
+    mode, hidden_size, projection_size, layers, batch_first, dropout, train, bidirectional, batch_sizes, _ = network
     packed, directions = bool(batch_sizes), 2 if bidirectional else 1
     output_size = projection_size or hidden_size
     transposed = batch_first and not packed
@@ -179,18 +171,6 @@ def cudnn_rnn(
         else 0
     )
     reserve = torch.empty(kept, dtype=torch.uint8, device=input.device)
-    network = [
-        mode,
-        hidden_size,
-        projection_size,
-        layers,
-        batch_first,
-        dropout,
-        train,
-        bidirectional,
-        batch_sizes,
-        dropout_state,
-    ]
     rules.record(
         "aten::_cudnn_rnn", [x, weights, weights_per_layer, buffer, hx, cx, *network], [output, hy, cy, reserve]
     )
