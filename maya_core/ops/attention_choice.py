@@ -186,7 +186,7 @@ def changes(calls: Sequence[Call], platform: Platform) -> list[Change]:
     return found
 
 
-def relaid(call: Call, platform: Platform) -> bool:
+def changes_layout(call: Call, platform: Platform) -> bool:
     """Whether the result of a recorded attention would have another memory layout on this platform: the memory-efficient kernel writes
     token by token, the others in the layout of the queries. The copies that follow are then different, too."""
     backend = backend_of(call)

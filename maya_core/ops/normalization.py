@@ -9,7 +9,7 @@ from maya_core.hardware.platform import Platform
 from maya_core.ops.elementwise import one_kernel
 from maya_core.ops.kernel import Streaming, small
 from maya_core.ops.lazy_torch import torch
-from maya_core.ops.reductions import add_reduction
+from maya_core.ops.reductions import add_reduction, last_pow2
 from maya_core.ops.registry import aten, op
 from maya_core.ops.rules import describe
 from maya_core.ops.traffic import row_of, streaming
@@ -149,10 +149,6 @@ def group_norm_backward(call: Call, platform: Platform) -> Work:
 
 
 # ---- batch norm ----
-def _last_pow2(n: int) -> int:
-    return 1 << (n.bit_length() - 1) if n > 0 else 1
-
-
 def _by_channels_last_kernels(source: Tensor) -> bool:
     """batch_norm_choose_impl: channels move fastest, as they also do in (N, C)."""
     return source.strides[1] == 1 and source.is_dense
@@ -171,10 +167,10 @@ def _channels_last_grid(source: Tensor) -> tuple[int, int]:
     """flexible_launch_configs for reductions that may be shared by blocks."""
     channels = source.sizes[1]
     rows = source.numel // channels
-    width = min(_last_pow2(channels), 32)
-    height = min(_last_pow2(-(-rows // 16)), MAX_BLOCK // width)
+    width = min(last_pow2(channels), 32)
+    height = min(last_pow2(-(-rows // 16)), MAX_BLOCK // width)
     if width * height != MAX_BLOCK:
-        width = min(_last_pow2(channels), MAX_BLOCK // height)
+        width = min(last_pow2(channels), MAX_BLOCK // height)
     shares = min(-(-rows // (height * 16)), 128)
     return -(-channels // width), shares if shares >= 8 else 1
 

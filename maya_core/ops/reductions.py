@@ -22,7 +22,7 @@ from maya_core.ops.work import Work
 from maya_core.trace.call import Call, Tensor
 
 
-def _last_pow2(n: int) -> int:
+def last_pow2(n: int) -> int:
     return 1 << (n.bit_length() - 1) if n > 0 else 1
 
 
@@ -99,8 +99,8 @@ def _part(it: tensor_iterator.Iterator, kind: Kind, source: Tensor, platform: Pl
         vector = _vectors(it, reduced, inp, item)
         dim0 //= vector
     threads = (256 if source.dtype == "ComplexDouble" else 512) // vector
-    dim0_pow2 = _last_pow2(dim0) if dim0 < threads else threads
-    dim1_pow2 = _last_pow2(dim1) if dim1 < threads else threads
+    dim0_pow2 = last_pow2(dim0) if dim0 < threads else threads
+    dim1_pow2 = last_pow2(dim1) if dim1 < threads else threads
     width = min(dim0_pow2, 32)
     height = min(dim1_pow2, threads // width)
     width = min(dim0_pow2, threads // height)

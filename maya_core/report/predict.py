@@ -17,7 +17,7 @@ from maya_core.hardware.catalog import gpus
 from maya_core.hardware.cluster import Cluster
 from maya_core.hardware.dtypes import dtype
 from maya_core.hardware.host import KERNEL_GAP_S, LAUNCH_S
-from maya_core.ops.attention_choice import relaid
+from maya_core.ops.attention_choice import changes_layout
 from maya_core.ops.kernel import Convolution, Gemm, GroupedGemm, Kernel, Recurrent, Streaming, TritonGemm
 from maya_core.ops.plan import flops_of
 from maya_core.predictor.calibration import shipped_digest
@@ -295,7 +295,7 @@ def _of_layouts(analysis: Analysis) -> list[str]:
     times = np.bincount(events["subject"][events["kind"] == Kind.OP], minlength=len(trace.calls)) / steps
     for number in np.flatnonzero(times).tolist():
         call = calls[number]
-        if relaid(call, predictor.platform):
+        if changes_layout(call, predictor.platform):
             copy = Streaming("strided", call["query"].nbytes, call["query"].nbytes, call["query"].numel)
             each = float(predictor.kernels([copy]).seconds[0]) + KERNEL_GAP_S + LAUNCH_S
             seconds += times[number] * COPIES * each
