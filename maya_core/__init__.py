@@ -14,13 +14,13 @@ __all__ = ["MayaError", "__version__", "emulate"]
 
 if TYPE_CHECKING:
     from maya_core.errors import MayaError
-    from maya_core.launch.block import emulate
+    from maya_core.session.block import emulate
 
 
 def __getattr__(name: str) -> Any:
     # torch loads this package on every `import torch` (launch/autoload.py): nothing heavy may come with it.
     if name == "emulate":
-        from maya_core.launch.block import emulate
+        from maya_core.session.block import emulate
 
         return emulate
     if name == "MayaError":

@@ -12,11 +12,11 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from maya_core.calibrate import commands as calibrate
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import DEFAULT_GPU, find_gpu, find_node, use_hardware_file
 from maya_core.hardware.cluster import Cluster, cluster
 from maya_core.predictor.attention_kind import DEFAULT_ATTENTION, SLOWER_THAN_FLASH2, check_attention
-from maya_core.predictor.calibrate import commands as calibrate
 from maya_core.predictor.calibration import load_calibration
 from maya_core.report.analysis import Options
 from maya_core.report.files import write_prediction
@@ -288,7 +288,7 @@ def what_if(
     hardware: HardwareOption = None,
 ) -> None:
     """What a recorded run would do on other GPUs, nodes or networks, without running it again."""
-    from maya_core.report.predict import predict
+    from maya_core.report.summary import predict
     from maya_core.report.what_if import comparison, notes, other_cluster, recorded_cluster
 
     use_hardware_file(hardware)
@@ -333,7 +333,7 @@ def what_if(
 
 def _each(job: JobTrace, machines: list[Cluster], options: Options) -> tuple[dict[str, Prediction], list[MayaError]]:
     """Predictions by the clusters' names, and why there is none for others."""
-    from maya_core.report.predict import predict
+    from maya_core.report.summary import predict
 
     told, refused = {}, []
     for machine in machines:
@@ -386,8 +386,8 @@ def kernels(
     burst: Annotated[bool, typer.Option(help="At the clocks of short bursts, not of sustained load.")] = False,
 ) -> None:
     """Lists what takes the GPU's time in a recorded step, how long each op takes, and how surely that is known."""
-    from maya_core.predictor.predict import Predictor, durations_of
-    from maya_core.report.kernels import entries, render
+    from maya_core.predictor.pricing import Predictor, durations_of
+    from maya_core.report.kernel_table import entries, render
 
     job = read_job(folder)
     traces = {int(trace.meta.get("rank", 0)): trace for trace in job.ranks.values()}

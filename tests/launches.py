@@ -8,13 +8,13 @@ from maya_core.hardware.catalog import find_gpu
 from maya_core.hardware.platform import Platform
 from maya_core.ops.plan import kernels_of
 from maya_core.trace.rank import RankTrace
-from maya_core.trace.schema import Kind
+from maya_core.trace.schema import EventKind
 
 
 def launches(trace: RankTrace, events: np.ndarray | None = None) -> int:
     """Of these events of the trace, or of all."""
     chosen = trace.events if events is None else events
-    numbers, times = np.unique(chosen["subject"][chosen["kind"] == Kind.OP], return_counts=True)
+    numbers, times = np.unique(chosen["subject"][chosen["kind"] == EventKind.OP], return_counts=True)
     platform = Platform(find_gpu(trace.meta["gpu"]))
     return sum(
         count * len(kernels_of(trace.calls[number], platform))

@@ -24,15 +24,15 @@ from maya_core.errors import MayaError
 from maya_core.hardware.catalog import find_gpu
 from maya_core.launch.coordinator import Coordinator
 from maya_core.launch.link import Link
-from maya_core.launch.progress import say
 from maya_core.launch.ranks import RankProcess
 from maya_core.launch.run import collect
-from maya_core.launch.settings import Settings
+from maya_core.launch.settings import ProcessSettings
+from maya_core.messages import say
 from maya_core.report.analysis import Analysis, Options, analyse
 from maya_core.report.files import write_prediction
 from maya_core.report.framework_log import span_s
-from maya_core.report.predict import prediction_of
 from maya_core.report.prediction import Prediction
+from maya_core.report.summary import prediction_of
 from maya_core.report.what_if import recorded_cluster
 from maya_core.simulator.host import Host
 from maya_core.trace.job import PREDICTION, JobTrace
@@ -45,7 +45,7 @@ TIMERS = ("fwd", "bwd", "step")
 METRICS = ("throughput", "latency", "flops", "FLOPS_per_gpu", *TIMERS)
 
 
-def tune(link: Link, settings: Settings, runner: ModuleType, args: Namespace, hosts: Hosts) -> int:
+def tune(link: Link, settings: ProcessSettings, runner: ModuleType, args: Namespace, hosts: Hosts) -> int:
     """Runs the tuner. What is left in `settings.out` is the job that it found best. The exit code."""
     link.idle(True)
     mark = mark_of(settings, hosts)
@@ -85,7 +85,9 @@ def best_of(tuner: Any) -> tuple[str, float]:
     return best["name"], value
 
 
-def _emulate_experiments(patches: Patches, experiments: Experiments, runner: ModuleType, settings: Settings) -> None:
+def _emulate_experiments(
+    patches: Patches, experiments: Experiments, runner: ModuleType, settings: ProcessSettings
+) -> None:
     autotuner = sys.modules[runner.Autotuner.__module__]
     scheduler = sys.modules[autotuner.ResourceManager.__module__]
     patches.set(scheduler, "subprocess", SimpleNamespace(Popen=experiments.start))
@@ -115,7 +117,7 @@ class Best:
     args: Namespace
     traces: Path
 
-    def keep(self, settings: Settings) -> None:
+    def keep(self, settings: ProcessSettings) -> None:
         """As the traces of the run itself."""
         assert settings.out is not None
         settings.out.mkdir(parents=True, exist_ok=True)
@@ -126,7 +128,7 @@ class Best:
 class Experiments:
     """The scheduler's subprocess.Popen: `deepspeed`'s command of an experiment, emulated in a thread of the scheduler's."""
 
-    def __init__(self, settings: Settings, runner: ModuleType, args: Namespace) -> None:
+    def __init__(self, settings: ProcessSettings, runner: ModuleType, args: Namespace) -> None:
         assert settings.coordinator is not None
         self.settings = settings
         self.runner = runner
@@ -237,7 +239,7 @@ def with_config(args: Namespace, results: str) -> Namespace:
     return Namespace(**{**vars(args), "user_args": words})
 
 
-def mark_of(settings: Settings, hosts: Hosts) -> str:
+def mark_of(settings: ProcessSettings, hosts: Hosts) -> str:
     """What results are of."""
     cluster = {"gpu": settings.gpu, "node": settings.node, "network": settings.network, "hosts": hosts}
     return json.dumps({"these are": "predictions; nothing was measured", **cluster}, indent=1) + "\n"

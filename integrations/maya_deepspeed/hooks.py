@@ -11,18 +11,18 @@ from typing import Any
 
 from torch import nn
 
-from maya_core.compiled import cache_folder
+from maya_core.cpp_build import cache_folder
 from maya_core.device.patches import Patches
-from maya_core.launch.emulation import Emulation
-from maya_deepspeed import host_tensors, labels, launch, left_out, log, pipeline, recompute, refused, steps
+from maya_core.session.emulation import Emulation
+from maya_deepspeed import host_tensors, labels, launch, log, pipeline, recompute, refused, skipped, steps
 
 STATE = (bool, int, list, dict)  # what a module keeps of the job, beside None
 
 
-def put_on(emulation: Emulation) -> None:
+def install(emulation: Emulation) -> None:
     patches = emulation.device.patches
-    for part in (launch, steps, labels, recompute, pipeline, host_tensors, left_out, log, refused):
-        part.put_on(emulation)
+    for part in (launch, steps, labels, recompute, pipeline, host_tensors, skipped, log, refused):
+        part.install(emulation)
     patches.when_imported("deepspeed.ops.op_builder.builder", functools.partial(_emulated_ops, emulation))
     # Nothing is compiled here. What a program compiles itself, or in a process of its own, was not made for the GPU it is told of.
     patches.when_imported(

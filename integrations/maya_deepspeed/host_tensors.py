@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from maya_core.launch.emulation import Emulation
+from maya_core.session.emulation import Emulation
 
 LARGE = 2**26  # bytes of a storage: memory for as much comes fresh from the system, and is zero
 MADE = ("zeros", "zeros_like", "full", "full_like")
@@ -26,7 +26,7 @@ MOVED = ("to", "clone", "float", "cpu", "contiguous")
 Call = Callable[..., Any]
 
 
-def put_on(emulation: Emulation) -> None:
+def install(emulation: Emulation) -> None:
     if emulation.link is None:  # the process is the user's own, and lives on
         return
     patches = emulation.device.patches

@@ -12,7 +12,7 @@ from typing import IO, Any
 from maya_core.errors import MayaError
 from maya_core.launch.link import Link
 from maya_core.launch.ranks import RankProcess, run_ranks, start_rank
-from maya_core.launch.settings import Settings
+from maya_core.launch.settings import ProcessSettings
 from maya_core.launch.world import World
 
 Hosts = dict[str, list[int]]  # by name: its GPUs that are used
@@ -23,7 +23,7 @@ SLURM_AND_MPI = ("openmpi", "mpich", "impi", "slurm", "mvapich")  # which start 
 
 def run_job(
     link: Link,
-    settings: Settings,
+    settings: ProcessSettings,
     runner: ModuleType,
     args: Namespace,
     hosts: Hosts,

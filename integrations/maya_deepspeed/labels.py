@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from maya_core.launch.emulation import Emulation
-from maya_core.launch.modules import on_device
+from maya_core.recording.module_paths import on_device
+from maya_core.session.emulation import Emulation
 from maya_core.trace.schema import Category
 
 # In this order, for the last label counts: in a training without master weights the state's partition is the parameter's.
@@ -38,7 +38,7 @@ HELD = {
 }
 
 
-def put_on(emulation: Emulation) -> None:
+def install(emulation: Emulation) -> None:
     patches, native = emulation.device.patches, emulation.device.native
 
     def engine(module: ModuleType) -> None:

@@ -14,14 +14,14 @@ from types import ModuleType
 
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import default_node, find_gpu
-from maya_core.launch.emulation import Emulation
 from maya_core.launch.link import Link
-from maya_core.launch.progress import say
-from maya_core.launch.settings import Settings
+from maya_core.launch.settings import ProcessSettings
+from maya_core.messages import say
+from maya_core.session.emulation import Emulation
 from maya_deepspeed.job import Hosts, run_job, world_of
 
 
-def put_on(emulation: Emulation) -> None:
+def install(emulation: Emulation) -> None:
     link, patches = emulation.link, emulation.device.patches
     if link is None:  # emulated inside a program, which launches nothing
         return
@@ -46,7 +46,7 @@ def _main(emulation: Emulation, link: Link, runner: ModuleType) -> Callable[...,
     return main
 
 
-def launch(link: Link, settings: Settings, runner: ModuleType, args: Namespace) -> int:
+def launch(link: Link, settings: ProcessSettings, runner: ModuleType, args: Namespace) -> int:
     """Runs a `deepspeed` command. The exit code of the first rank that failed, or 0."""
     _check(args)
     hosts = hosts_of(settings, runner, args)
@@ -69,7 +69,7 @@ def _check(args: Namespace) -> None:
         say("--enable_each_rank_log: no log files under emulation, the ranks that are run write here")
 
 
-def hosts_of(settings: Settings, runner: ModuleType, args: Namespace) -> Hosts:
+def hosts_of(settings: ProcessSettings, runner: ModuleType, args: Namespace) -> Hosts:
     """The hosts and their GPUs by DeepSpeed's own rules. Where it would look how many GPUs this machine has, it is told of emulated ones,
     and without a hostfile there are as many nodes as are asked for."""
     filtered = bool(args.include or args.exclude)
@@ -95,7 +95,7 @@ def hosts_of(settings: Settings, runner: ModuleType, args: Namespace) -> Hosts:
     return dict(hosts)
 
 
-def _without_hostfile(settings: Settings, runner: ModuleType, args: Namespace) -> dict[str, int]:
+def _without_hostfile(settings: ProcessSettings, runner: ModuleType, args: Namespace) -> dict[str, int]:
     """So many GPUs for each host."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if visible and not (args.include or args.exclude or args.num_nodes > 1 or args.num_gpus > 0):

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from maya_core.launch.emulation import Emulation
-from maya_core.launch.progress import say
+from maya_core.messages import say
+from maya_core.session.emulation import Emulation
 
 UNKNOWN = float("nan")
 GLOBAL_TIMERS = ("fwd", "bwd", "step")
@@ -26,7 +26,7 @@ ITERATION = re.compile(r"iter time \(s\): \S+ samples/sec: \S+")
 PER_MODULE = "-" * 29 + " Aggregated Profile per GPU"
 
 
-def put_on(emulation: Emulation) -> None:
+def install(emulation: Emulation) -> None:
     parts = {
         "deepspeed.utils.timer": _timers,
         "deepspeed.runtime.pipe.engine": _pipeline,

@@ -8,10 +8,10 @@ from types import ModuleType
 
 import torch
 
-from maya_core.launch.emulation import Emulation
+from maya_core.session.emulation import Emulation
 
 
-def put_on(emulation: Emulation) -> None:
+def install(emulation: Emulation) -> None:
     patches = emulation.device.patches
 
     def linear(module: ModuleType) -> None:

@@ -9,10 +9,10 @@ from types import ModuleType
 from typing import Any
 
 from maya_core.errors import MayaError
-from maya_core.launch.emulation import Emulation
+from maya_core.session.emulation import Emulation
 
 
-def put_on(emulation: Emulation) -> None:
+def install(emulation: Emulation) -> None:
     patches = emulation.device.patches
 
     def config(module: ModuleType) -> None:

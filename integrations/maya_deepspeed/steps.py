@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from maya_core.launch.emulation import Emulation
+from maya_core.session.emulation import Emulation
 from maya_deepspeed import labels
 
 OPTIMIZERS = {
@@ -19,7 +19,7 @@ OPTIMIZERS = {
 }
 
 
-def put_on(emulation: Emulation) -> None:
+def install(emulation: Emulation) -> None:
     patches, steps = emulation.device.patches, emulation.steps
 
     def engine(module: ModuleType) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 from transformers import TrainerCallback
 
 from maya_core.errors import MayaError
-from maya_core.launch.session import Asked, Session
 from maya_core.launch.world import World
 from maya_core.predictor.attention_kind import DEFAULT_ATTENTION
 from maya_core.report.prediction import Prediction
+from maya_core.session.plugin import Asked, PluginSession
 from maya_huggingface import detected, emulated_train
 
 
@@ -61,13 +61,13 @@ class MayaCallback(TrainerCallback):
             json=json,
             mlflow=mlflow,
         )
-        self._session = Session("MayaCallback", asked)
+        self._session = PluginSession("MayaCallback", asked)
         self._session.begin()
         emulation = self._session.emulation
         assert emulation is not None
         if self._session.on:
             detected.set_aside(emulation)
-            emulated_train.put_on(emulation, self._session)
+            emulated_train.install(emulation, self._session)
         if "LOCAL_RANK" not in os.environ and emulation.settings.nodes is None:
             emulation.become_world(World(nodes or 1, max(gpus_per_node or 1, emulation.device.gpus)))
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from maya_core.launch.data import DataRecord, length_of, size_of
-from maya_core.launch.emulation import Emulation
+from maya_core.recording.batches import DataRecord, length_of, size_of
+from maya_core.session.emulation import Emulation
 
 Size = tuple[int, int]  # samples, tokens
 
 
-def put_on(emulation: Emulation) -> None:
+def install(emulation: Emulation) -> None:
     patches, record = emulation.device.patches, emulation.data
     size = functools.partial(batch_size, emulation.device.native)
 

@@ -7,7 +7,7 @@ import functools
 import os
 import sys
 
-from maya_core.launch.emulation import Emulation
+from maya_core.session.emulation import Emulation
 
 # Modules whose functions cache what devices and packages there are.
 CACHES = ("transformers.utils.import_utils", "accelerate.utils.imports", "accelerate.utils.environment")

@@ -13,12 +13,12 @@ from transformers.trainer_callback import CallbackHandler
 from transformers.trainer_utils import PredictionOutput, TrainOutput
 
 from maya_core.errors import MayaError
-from maya_core.launch.emulation import Emulation
-from maya_core.launch.progress import say
-from maya_core.launch.session import Session
-from maya_core.launch.weights import Weights
+from maya_core.messages import say
+from maya_core.recording.model_state import ModelState
 from maya_core.report.prediction import Prediction
-from maya_huggingface.left_out import NoMetrics
+from maya_core.session.emulation import Emulation
+from maya_core.session.plugin import PluginSession
+from maya_huggingface.skipped import NoMetrics
 
 LEFT_OUT: dict[str, Any] = {
     "evaluate": NoMetrics(),
@@ -27,7 +27,7 @@ LEFT_OUT: dict[str, Any] = {
 }
 
 
-def put_on(emulation: Emulation, session: Session) -> None:
+def install(emulation: Emulation, session: PluginSession) -> None:
     patches, trainer = emulation.device.patches, trainer_module.Trainer
     before: dict[str, Any] = {}  # what the Trainer was given, as it was
     patches.set(trainer, "__init__", _on_emulated_gpus(trainer.__init__, before))
@@ -56,7 +56,7 @@ def _on_emulated_gpus(original: Callable[..., None], before: dict[str, Any]) -> 
             before["args"] = (args, dict(vars(args)))
             _set_up_again(args)
         if isinstance(model, nn.Module):
-            before["model"] = Weights(model)
+            before["model"] = ModelState(model)
         original(self, model, args, *rest, **kwargs)
 
     return __init__
@@ -79,7 +79,7 @@ def _set_up_again(args: Any) -> None:
     _ = args.device
 
 
-def _ending(original: Callable[..., Any], session: Session, before: dict[str, Any]) -> Callable[..., Any]:
+def _ending(original: Callable[..., Any], session: PluginSession, before: dict[str, Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def train(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.args.device.type != "cuda":
@@ -126,7 +126,7 @@ def _release(trainer: Any, before: dict[str, Any]) -> None:
 def _has_no_weights(trainer: Any) -> None:
     """It lives on, in a process without GPUs: its weights were never trained, and its accelerator is gone."""
     for name, answer in LEFT_OUT.items():
-        setattr(trainer, name, _left_out(name, answer))
+        setattr(trainer, name, _skipped(name, answer))
 
     def train(*args: Any, **kwargs: Any) -> None:
         raise MayaError("this Trainer has been emulated, and its GPUs are gone.", "Make a new one to train.")
@@ -134,12 +134,12 @@ def _has_no_weights(trainer: Any) -> None:
     trainer.train = train
 
 
-def _left_out(name: str, answer: Any) -> Callable[..., Any]:
-    def leave_out(*args: Any, **kwargs: Any) -> Any:
+def _skipped(name: str, answer: Any) -> Callable[..., Any]:
+    def skip(*args: Any, **kwargs: Any) -> Any:
         say(f"trainer.{name} is left out: the emulated training has no weights to use")
         return answer
 
-    return leave_out
+    return skip
 
 
 def _metrics(prediction: Prediction | None, steps: int) -> dict[str, float]:

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from maya_core.launch.emulation import Emulation
 from maya_core.ops.attention_choice import FLASH, only
-from maya_huggingface.left_out import Saying
+from maya_core.session.emulation import Emulation
+from maya_huggingface.skipped import Saying
 
 aten = torch.ops.aten
 UTILITIES = "transformers.modeling_flash_attention_utils"
@@ -34,7 +34,7 @@ LOADED = (  # by transformers, for whatever flash attention came first
 )
 
 
-def put_on(emulation: Emulation) -> None:
+def install(emulation: Emulation) -> None:
     patches = emulation.device.patches
     patches.when_imported(UTILITIES, functools.partial(_stand_in, emulation))
 

@@ -4,21 +4,11 @@ accelerate 1.15, peft 0.21 and trl 1.16."""
 
 from __future__ import annotations
 
-from maya_core.launch.emulation import Emulation
-from maya_huggingface import (
-    data,
-    flash_attention,
-    launch,
-    left_out,
-    packages,
-    periods,
-    report_to,
-    triton_kernels,
-    world,
-)
+from maya_core.session.emulation import Emulation
+from maya_huggingface import data, flash_attention, launch, packages, periods, report_to, skipped, triton_kernels, world
 
 
-def put_on(emulation: Emulation) -> None:
-    for part in (launch, world, data, left_out, periods, flash_attention, triton_kernels, packages):
-        part.put_on(emulation)
+def install(emulation: Emulation) -> None:
+    for part in (launch, world, data, skipped, periods, flash_attention, triton_kernels, packages):
+        part.install(emulation)
     report_to.register(emulation.device.patches)

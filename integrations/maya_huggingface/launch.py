@@ -10,11 +10,11 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from maya_core.launch.emulation import Emulation
 from maya_core.launch.settings import VARIABLE
+from maya_core.session.emulation import Emulation
 
 
-def put_on(emulation: Emulation) -> None:
+def install(emulation: Emulation) -> None:
     if emulation.link is None:  # emulated inside a program, which launches nothing
         return
     patches = emulation.device.patches

@@ -8,8 +8,8 @@ from types import ModuleType
 from typing import Any
 
 from maya_core.errors import MayaError
-from maya_core.launch import gpu_only
-from maya_core.launch.emulation import Emulation
+from maya_core.session import gpu_only
+from maya_core.session.emulation import Emulation
 
 # what is asked for: what to do without it
 INSTEAD = {
@@ -27,7 +27,7 @@ OPTIMIZERS = {
 }
 
 
-def put_on(emulation: Emulation) -> None:
+def install(emulation: Emulation) -> None:
     patches = emulation.device.patches
 
     def trainer(module: ModuleType) -> None:

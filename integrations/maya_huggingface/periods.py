@@ -7,11 +7,11 @@ from math import ceil
 from types import ModuleType
 from typing import Any
 
-from maya_core.launch.emulation import Emulation
-from maya_huggingface.left_out import Saying
+from maya_core.session.emulation import Emulation
+from maya_huggingface.skipped import Saying
 
 
-def put_on(emulation: Emulation) -> None:
+def install(emulation: Emulation) -> None:
     emulation.device.patches.when_imported("accelerate.local_sgd", functools.partial(_local_sgd, emulation, Saying()))
 
 

@@ -38,10 +38,10 @@ def _begin_early(patches: Patches, module: ModuleType) -> None:
         if NAME in asked:
             import transformers.integrations.integration_utils as integrations
 
-            from maya_core.launch.session import Session
+            from maya_core.session.plugin import PluginSession
             from maya_huggingface.callback import MayaCallback
 
-            if Session.current is None:
+            if PluginSession.current is None:
                 known: dict[str, Any] = integrations.INTEGRATION_TO_CALLBACK
                 known[NAME] = MayaCallback.from_environment()
         original(self)

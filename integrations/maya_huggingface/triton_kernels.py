@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from maya_core.launch.emulation import Emulation
-from maya_huggingface.left_out import Saying
+from maya_core.session.emulation import Emulation
+from maya_huggingface.skipped import Saying
 
 
 class Launched:
@@ -42,7 +42,7 @@ STAND_INS: dict[str, dict[str, Callable[..., None]]] = {
 }
 
 
-def put_on(emulation: Emulation) -> None:
+def install(emulation: Emulation) -> None:
     patches = emulation.device.patches
 
     def stand_in(kernels: dict[str, Callable[..., None]], module: ModuleType) -> None:

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from maya_core.launch.emulation import Emulation
-from maya_core.launch.progress import say
 from maya_core.launch.world import World
+from maya_core.messages import say
+from maya_core.session.emulation import Emulation
 
 
-def put_on(emulation: Emulation) -> None:
+def install(emulation: Emulation) -> None:
     patches = emulation.device.patches
     patches.when_imported("accelerate.state", functools.partial(_joined, emulation))
     for module in ("accelerate.launchers", "accelerate"):  # the second has the name by then, if it was imported before

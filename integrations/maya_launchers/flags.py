@@ -64,5 +64,5 @@ def alone(args: Namespace) -> str | None:
 
 def emulated() -> bool:
     """This process runs under `maya run` already."""
-    process = sys.modules.get("maya_core.launch.process")
+    process = sys.modules.get("maya_core.session.process")
     return process is not None and process.emulation_here() is not None

@@ -18,10 +18,10 @@ def _callbacks(module: str) -> list[Any]:
     if "maya_lightning.plugin" not in sys.modules:  # nobody has emulated anything in this process
         return []
     base = sys.modules[module].Callback
-    return [type("MayaRules", (Rules, base), {})()]
+    return [type("MayaRules", (EmulationCallback, base), {})()]
 
 
-class Rules:
+class EmulationCallback:
     """In the loop: what depends on metrics of a validation that is left out does without them."""
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:

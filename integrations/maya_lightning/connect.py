@@ -11,15 +11,15 @@ from types import ModuleType
 from typing import Any
 
 from maya_core.errors import MayaError
-from maya_core.launch.emulation import Emulation
-from maya_core.launch.progress import say
 from maya_core.launch.world import World
+from maya_core.messages import say
+from maya_core.session.emulation import Emulation
 from maya_lightning.plugin import MayaEmulator
 
 OTHER_STARTS = ("_spawn", "_fork", "_notebook")  # ways to start processes: here the emulation starts them
 
 
-def put_on(emulation: Emulation, name: str, module: ModuleType) -> None:
+def install(emulation: Emulation, name: str, module: ModuleType) -> None:
     connector = getattr(module, name)
     original = connector.__init__
     patches = emulation.device.patches
@@ -47,7 +47,7 @@ def put_on(emulation: Emulation, name: str, module: ModuleType) -> None:
     patches.set(module, "_IS_INTERACTIVE", False)
 
 
-def put_on_command(emulation: Emulation, module: ModuleType) -> None:
+def install_command(emulation: Emulation, module: ModuleType) -> None:
     """`fabric run`, which counts GPUs and leaves the rest to torchrun."""
     original = module._get_num_processes
 

@@ -15,35 +15,35 @@ from typing import Any
 
 from torch import nn
 
-from maya_core.launch.emulation import Emulation
-from maya_core.launch.progress import say
-from maya_core.launch.session import Session
-from maya_core.launch.weights import Weights
+from maya_core.messages import say
+from maya_core.recording.model_state import ModelState
+from maya_core.session.emulation import Emulation
+from maya_core.session.plugin import PluginSession
 from maya_lightning.plugin import MayaEmulator
 
 NO_WEIGHTS = "the emulated training has no weights to use"
 
 
-def put_on(emulation: Emulation, module: ModuleType) -> None:
+def install(emulation: Emulation, module: ModuleType) -> None:
     """`module` has the Trainer."""
     patches = emulation.device.patches
     trainer = module.Trainer
     patches.set(trainer, "fit", _emulated(trainer.fit, emulation))
     for name in ("validate", "test", "predict"):
-        patches.set(trainer, name, _left_out(name, []))
-    patches.set(trainer, "save_checkpoint", _left_out("save_checkpoint", None))
+        patches.set(trainer, name, _skipped(name, []))
+    patches.set(trainer, "save_checkpoint", _skipped("save_checkpoint", None))
 
 
-def _left_out(name: str, answer: Any) -> Callable[..., Any]:
+def _skipped(name: str, answer: Any) -> Callable[..., Any]:
     said: list[str] = []
 
-    def leave_out(*_: Any, **__: Any) -> Any:
+    def skip(*_: Any, **__: Any) -> Any:
         if not said:
             say(f"under emulation trainer.{name} is left out: {NO_WEIGHTS}")
         said.append(name)
         return answer
 
-    return leave_out
+    return skip
 
 
 def _emulated(original: Callable[..., None], emulation: Emulation) -> Callable[..., None]:
@@ -53,8 +53,8 @@ def _emulated(original: Callable[..., None], emulation: Emulation) -> Callable[.
             return original(trainer, model, *args, **kwargs)  # a CPU training beside the emulated one
         if kwargs.pop("ckpt_path", None) is not None:
             say("under emulation no checkpoint is read: the training begins at its first step")
-        session = Session.current
-        weights = Weights(model) if isinstance(model, nn.Module) else None
+        session = PluginSession.current
+        weights = ModelState(model) if isinstance(model, nn.Module) else None
         try:
             with _only_steps(trainer, weights):
                 original(trainer, model, *args, **kwargs)
@@ -68,7 +68,7 @@ def _emulated(original: Callable[..., None], emulation: Emulation) -> Callable[.
     return fit
 
 
-def _end(session: Session, trainer: Any, error: BaseException | None) -> bool:
+def _end(session: PluginSession, trainer: Any, error: BaseException | None) -> bool:
     """The emulation ends with the training. Whether the error was only the end of the steps."""
     stopped = session.end(error)
     if stopped:
@@ -91,12 +91,12 @@ def _emulate_again(trainer: Any, emulator: MayaEmulator) -> None:
 
     trainer.fit = fit
     for name in ("validate", "test", "predict"):
-        setattr(trainer, name, _left_out(name, []))
-    trainer.save_checkpoint = _left_out("save_checkpoint", None)
+        setattr(trainer, name, _skipped(name, []))
+    trainer.save_checkpoint = _skipped("save_checkpoint", None)
 
 
 @contextmanager
-def _only_steps(trainer: Any, weights: Weights | None) -> Iterator[None]:
+def _only_steps(trainer: Any, weights: ModelState | None) -> Iterator[None]:
     package = sys.modules[type(trainer.state).__module__.partition(".trainer")[0]]  # of the two distributions
     loggers, profiler = trainer.loggers, trainer.profiler
     limits = trainer.limit_val_batches, trainer.num_sanity_val_steps

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from maya_core.device.patches import Patches
-from maya_core.launch.emulation import Emulation
+from maya_core.session.emulation import Emulation
 
 # Each distribution has its own class trees: (Trainer's package, Fabric's package).
 DISTRIBUTIONS = (("lightning.pytorch", "lightning.fabric"), ("pytorch_lightning", "lightning_fabric"))
@@ -33,7 +33,7 @@ QUIET = {
 }
 
 
-def put_on(emulation: Emulation) -> None:
+def install(emulation: Emulation) -> None:
     patches = emulation.device.patches
     for package in PACKAGES:
         if spec := importlib.util.find_spec(package):
@@ -57,19 +57,19 @@ def put_on(emulation: Emulation) -> None:
 def _connect(emulation: Emulation, name: str, module: ModuleType) -> None:
     from maya_lightning import connect
 
-    connect.put_on(emulation, name, module)
+    connect.install(emulation, name, module)
 
 
 def _fit(emulation: Emulation, module: ModuleType) -> None:
     from maya_lightning import fit
 
-    fit.put_on(emulation, module)
+    fit.install(emulation, module)
 
 
 def _fabric_run(emulation: Emulation, module: ModuleType) -> None:
     from maya_lightning import connect
 
-    connect.put_on_command(emulation, module)
+    connect.install_command(emulation, module)
 
 
 def _no_weights(emulation: Emulation, module: ModuleType) -> None:
@@ -80,7 +80,7 @@ def _no_weights(emulation: Emulation, module: ModuleType) -> None:
     def save(checkpoint: Any, filepath: Any) -> None:
         if not emulation.checkpoints.holds_emulated(checkpoint):
             return original(checkpoint, filepath)
-        emulation.checkpoints.leave_out("Lightning writes no weights", filepath)
+        emulation.checkpoints.skip("Lightning writes no weights", filepath)
 
     emulation.device.patches.set(module, "_atomic_save", save)
 
@@ -93,7 +93,7 @@ def _fabric(emulation: Emulation, module: ModuleType) -> None:
     def save(self: Any, path: Any, state: Any, filter: Any = None) -> None:
         if not emulation.steps.begun:  # made by the program, and perhaps read again
             return original(self, path, state, filter)
-        emulation.checkpoints.leave_out("fabric.save writes nothing", path, all_ranks=True)
+        emulation.checkpoints.skip("fabric.save writes nothing", path, all_ranks=True)
 
     patches.set(module.Fabric, "save", save)
     for name in ("log", "log_dict"):

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 
 from maya_core.errors import MayaError
-from maya_core.launch.session import Asked, Session
 from maya_core.launch.world import World
 from maya_core.predictor.attention_kind import DEFAULT_ATTENTION
 from maya_core.report.prediction import Prediction
+from maya_core.session.plugin import Asked, PluginSession
 
 
 class MayaEmulator:
@@ -60,7 +60,7 @@ class MayaEmulator:
             json=json,
             mlflow=mlflow,
         )
-        self.session = Session("MayaEmulator", self.asked)
+        self.session = PluginSession("MayaEmulator", self.asked)
         self.world: World | None = None  # once a Trainer or a Fabric has been made with it
         self.session.begin()
 

@@ -9,12 +9,12 @@ import itertools
 from types import ModuleType
 from typing import Any
 
-from maya_core.launch.emulation import Emulation
+from maya_core.session.emulation import Emulation
 
 MOST_SAMPLES = 2**24  # of mock data, where only some steps are run: 1 GiB of index
 
 
-def put_on(emulation: Emulation) -> None:
+def install(emulation: Emulation) -> None:
     patches, link, turns = emulation.device.patches, emulation.link, itertools.count()
 
     def mock(module: ModuleType) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from maya_core.launch.emulation import Emulation
+from maya_core.session.emulation import Emulation
 
 PLAIN = (torch.Tensor, int, float, bool, str, torch.dtype, type(None))
 NAMESPACE = "megatron"
@@ -25,7 +25,7 @@ Made = tuple[torch.Size, tuple[int, ...], torch.dtype]  # a tensor's sizes, stri
 COPIES = {"calculate_predicted_logits": 1}
 
 
-def put_on(emulation: Emulation) -> None:
+def install(emulation: Emulation) -> None:
     patches = emulation.device.patches
     patches.when_imported(
         "megatron.core.jit", lambda module: patches.set(module, "jit_fuser", functools.partial(fused, emulation))

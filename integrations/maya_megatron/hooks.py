@@ -3,10 +3,10 @@ about, and undone when the emulation ends. Checked with megatron-core 0.16.1 and
 
 from __future__ import annotations
 
-from maya_core.launch.emulation import Emulation
-from maya_megatron import datasets, fusion, kernels, left_out, log, offloading, packages, ranks, state, steps
+from maya_core.session.emulation import Emulation
+from maya_megatron import datasets, fusion, kernels, log, offloading, packages, ranks, skipped, state, steps
 
 
-def put_on(emulation: Emulation) -> None:
-    for part in (state, fusion, kernels, packages, ranks, datasets, steps, log, left_out, offloading):
-        part.put_on(emulation)
+def install(emulation: Emulation) -> None:
+    for part in (state, fusion, kernels, packages, ranks, datasets, steps, log, skipped, offloading):
+        part.install(emulation)

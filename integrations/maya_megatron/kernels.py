@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from maya_core.launch.emulation import Emulation
+from maya_core.session.emulation import Emulation
 
 
-def put_on(emulation: Emulation) -> None:
+def install(emulation: Emulation) -> None:
     patches = emulation.device.patches
     # The legacy models' extensions; Megatron Core takes its own paths where they are missing.
     patches.when_imported("megatron.legacy.fused_kernels", lambda module: patches.set(module, "load", _nothing))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from maya_core.launch.emulation import Emulation
+from maya_core.session.emulation import Emulation
 
 ELAPSED = re.compile(r" (elapsed time per iteration \(ms\)): [\d.einf+-]+ \|")
 THROUGHPUT = re.compile(r" (throughput per GPU \(TFLOP/s/GPU\)): [\d.einf+-]+ \|")
@@ -20,7 +20,7 @@ POWER = re.compile(r" (energy per GPU \(J/iter/GPU\)|power per GPU \(W/GPU\)): [
 STARTING = re.compile(r"\(seconds\): *[\d.]+")  # in what is printed while it starts
 
 
-def put_on(emulation: Emulation) -> None:
+def install(emulation: Emulation) -> None:
     patches = emulation.device.patches
 
     def training(module: ModuleType) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from maya_core.launch.emulation import Emulation
+from maya_core.session.emulation import Emulation
 
 
-def put_on(emulation: Emulation) -> None:
+def install(emulation: Emulation) -> None:
     patches = emulation.device.patches
     shared: list[torch.Tensor] = []
 

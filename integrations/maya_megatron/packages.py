@@ -16,8 +16,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from maya_core.launch.emulation import Emulation
-from maya_core.launch.progress import say
+from maya_core.messages import say
+from maya_core.session.emulation import Emulation
 from maya_megatron.engine import device
 
 SWITCHES = {"transformer_engine": "MAYA_TRANSFORMER_ENGINE", "apex": "MAYA_APEX", "mamba_ssm": "MAYA_MAMBA"}
@@ -30,7 +30,7 @@ BELONGS_TO = {  # extension modules that come with a package, or are of use with
 }
 
 
-def put_on(emulation: Emulation) -> None:
+def install(emulation: Emulation) -> None:
     patches = emulation.device.patches
     missing = {
         package
@@ -39,7 +39,7 @@ def put_on(emulation: Emulation) -> None:
     }
     if not missing:
         return
-    device.put_on(emulation)
+    device.install(emulation)
     finder = _Finder(missing)
     sys.meta_path.append(finder)
     patches.on_undo(lambda: sys.meta_path.remove(finder))

@@ -9,7 +9,7 @@ import sys
 from types import ModuleType
 
 from maya_core.device.patches import Patches
-from maya_core.launch.emulation import Emulation
+from maya_core.session.emulation import Emulation
 
 MODULES = (
     "megatron.core.parallel_state",
@@ -21,7 +21,7 @@ MODULES = (
 STATE = (bool, int, list, dict)  # beside None
 
 
-def put_on(emulation: Emulation) -> None:
+def install(emulation: Emulation) -> None:
     emulation.device.patches.on_undo(functools.partial(_forget_new, set(sys.modules)))
     for name in MODULES:
         emulation.device.patches.when_imported(name, functools.partial(_as_found, emulation.device.patches))

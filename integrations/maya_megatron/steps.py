@@ -9,12 +9,12 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from maya_core.launch.emulation import Emulation
+from maya_core.session.emulation import Emulation
 
 OPTIMIZERS = ("MixedPrecisionOptimizer", "FP32Optimizer", "ChainedOptimizer")
 
 
-def put_on(emulation: Emulation) -> None:
+def install(emulation: Emulation) -> None:
     patches = emulation.device.patches
 
     def optimizers(module: ModuleType) -> None:

@@ -24,14 +24,14 @@ from maya_core.predictor.calibration import (
     shipped_digest,
     write_calibration,
 )
-from maya_core.report import words
+from maya_core.report import wording
 from maya_core.report.analysis import Options
 from maya_core.report.what_if import recorded_cluster
 from maya_core.simulator.host import Host
 from maya_core.trace.job import read_job
 from maya_mlflow import keys, pairs
-from maya_mlflow.factors import Case, fit
 from maya_mlflow.pairs import Pair, ask
+from maya_mlflow.run_factors import FactorCase, fit
 
 FAR = 3.0  # a factor beyond this, or below one by it, is more likely another machine than another GPU
 
@@ -100,7 +100,7 @@ def _older(name: str, gpu: str, add: bool, replace: bool) -> Calibration | None:
     return found if add else None
 
 
-def _cases(client: Any, jobs: list[list[Pair]], folder: Path) -> tuple[list[Case], list[str]]:
+def _cases(client: Any, jobs: list[list[Pair]], folder: Path) -> tuple[list[FactorCase], list[str]]:
     cases, left_out = [], []
     for number, job_pairs in enumerate(jobs):
         newest = job_pairs[-1].predicted
@@ -116,11 +116,11 @@ def _cases(client: Any, jobs: list[list[Pair]], folder: Path) -> tuple[list[Case
             attention=newest.params.get("maya/attention", Options().attention),
         )
         actual = statistics.median(pair.actual.metrics[keys.STEP_TIME] for pair in job_pairs)
-        cases.append(Case(f"{newest.name} {newest.run_id[:8]}", job, recorded_cluster(job), options, actual))
+        cases.append(FactorCase(f"{newest.name} {newest.run_id[:8]}", job, recorded_cluster(job), options, actual))
     return cases, left_out
 
 
-def _table(cases: list[Case], factors: RunFactors) -> Table:
+def _table(cases: list[FactorCase], factors: RunFactors) -> Table:
     import numpy as np
 
     table = Table()
@@ -128,10 +128,10 @@ def _table(cases: list[Case], factors: RunFactors) -> Table:
         table.add_column(title, justify="left" if title == "run" else "right")
     logs = np.log([getattr(factors, name) for name in CLASSES])
     for case in cases:
-        row = [case.name, words.seconds(case.actual_s)]
+        row = [case.name, wording.seconds(case.actual_s)]
         for at in (np.zeros(len(CLASSES)), logs):
             step = case.step_s(at)
-            row += [words.seconds(step), f"{100 * (step / case.actual_s - 1):+.1f} %"]
+            row += [wording.seconds(step), f"{100 * (step / case.actual_s - 1):+.1f} %"]
         table.add_row(*row)
     return table
 

@@ -13,8 +13,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from maya_core.errors import MayaError
-from maya_core.report import words
-from maya_core.report.files import Made, check_target, write_file
+from maya_core.report import wording
+from maya_core.report.files import FileKind, check_target, write_file
 from maya_mlflow import keys
 from maya_mlflow.pairs import Pair, ask
 
@@ -34,8 +34,8 @@ FIGURES = ("predicted_vs_actual.png", "errors.png")
 
 def told(key: str, value: float) -> str:
     if key == keys.STEP_TIME:
-        return words.seconds(value)
-    return words.size(value * keys.MB) if key.endswith("_mb") else words.count(value)
+        return wording.seconds(value)
+    return wording.size(value * keys.MB) if key.endswith("_mb") else wording.count(value)
 
 
 def percent(error: float) -> str:
@@ -70,7 +70,7 @@ def many_pairs(pairs: list[Pair]) -> Table:
         errors = pair.errors()
         table.add_row(
             f"{pair.actual.name} {pair.actual.run_id[:8]}",
-            words.seconds(pair.actual.metrics.get(keys.STEP_TIME)),
+            wording.seconds(pair.actual.metrics.get(keys.STEP_TIME)),
             *(percent(errors[key]) if key in errors else "-" for key in used),
         )
     return table
@@ -121,7 +121,7 @@ def check_folder(folder: Path) -> None:
         raise MayaError(f"--out {folder} is a file.", "Give a folder for the figures.")
     if folder.exists():
         for name in FIGURES:
-            check_target(folder / name, Made.FIGURE)
+            check_target(folder / name, FileKind.FIGURE)
 
 
 def write_figures(pairs: list[Pair], folder: Path) -> list[Path]:
@@ -142,8 +142,8 @@ def write_figures(pairs: list[Pair], folder: Path) -> list[Path]:
     written = []
     for name, figure in zip(FIGURES, drawn, strict=True):
         data = io.BytesIO()
-        figure.savefig(data, format="png", dpi=130, metadata={"Software": Made.FIGURE.value[1].decode()})
-        write_file(folder / name, data.getvalue(), Made.FIGURE)
+        figure.savefig(data, format="png", dpi=130, metadata={"Software": FileKind.FIGURE.value[1].decode()})
+        write_file(folder / name, data.getvalue(), FileKind.FIGURE)
         written.append(folder / name)
     return written
 

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from maya_core.report import words
+from maya_core.report import wording
 from maya_core.report.prediction import Prediction
 from maya_mlflow import keys
 
@@ -47,16 +47,16 @@ def of_prediction(prediction: Prediction) -> dict[str, Figure]:
     if prediction.time is not None and prediction.step_time_s:
         seconds = {name: getattr(prediction.time, name) for name in PARTS}
         shares = [(PARTS[name][0], value, PARTS[name][1]) for name, value in seconds.items() if value > 0]
-        title = f"A step: {words.seconds(prediction.step_time_s)}"
-        found["step"] = _bar(shares, title, words.seconds)
-    crowded = prediction.memory.crowded
-    if crowded is not None and crowded.by_category_bytes:
-        by_size = sorted(crowded.by_category_bytes.items(), key=lambda item: -item[1])
+        title = f"A step: {wording.seconds(prediction.step_time_s)}"
+        found["step"] = _bar(shares, title, wording.seconds)
+    fullest = prediction.memory.fullest
+    if fullest is not None and fullest.by_category_bytes:
+        by_size = sorted(fullest.by_category_bytes.items(), key=lambda item: -item[1])
         parts = [
             (name.replace("_", " "), float(size), CATEGORIES.get(name, "#8b939c")) for name, size in by_size if size
         ]
-        title = f"Memory at its peak, rank {crowded.rank}: {words.size(crowded.peak_allocated_bytes)}"
-        found["memory"] = _bar(parts, title, words.size)
+        title = f"Memory at its peak, rank {fullest.rank}: {wording.size(fullest.peak_allocated_bytes)}"
+        found["memory"] = _bar(parts, title, wording.size)
     return found
 
 

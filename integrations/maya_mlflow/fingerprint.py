@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from maya_core.report.prediction import Prediction, Workload
 
 
-class Job(BaseModel):
+class JobIdentity(BaseModel):
     """A job as its predicted and its actual run know it."""
 
     model_config = ConfigDict(frozen=True)
@@ -46,10 +46,10 @@ class Job(BaseModel):
         }
 
 
-def predicted_job(prediction: Prediction) -> Job | None:
+def predicted_job(prediction: Prediction) -> JobIdentity | None:
     if prediction.workload is None:
         return None
-    return Job(
+    return JobIdentity(
         gpu=prediction.cluster.gpu,
         world_size=prediction.world.size,
         gpus_per_node=prediction.world.gpus_per_node,

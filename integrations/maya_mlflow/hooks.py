@@ -12,8 +12,8 @@ import tempfile
 from types import ModuleType
 from typing import Any
 
-from maya_core.launch.emulation import Emulation
-from maya_core.launch.progress import say
+from maya_core.messages import say
+from maya_core.session.emulation import Emulation
 
 TRACKING = "mlflow.tracking._tracking_service.registry"
 MODELS = "mlflow.tracking._model_registry.registry"
@@ -21,7 +21,7 @@ ARTIFACTS = "mlflow.tracking._tracking_service.utils"
 FLUENT = "mlflow.tracking.fluent"
 
 
-def put_on(emulation: Emulation) -> None:
+def install(emulation: Emulation) -> None:
     thrown_away = ThrownAway(emulation)
     emulation.device.patches.when_imported(TRACKING, thrown_away.take_runs)
     emulation.device.patches.when_imported(MODELS, thrown_away.take_models)

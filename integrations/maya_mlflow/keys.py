@@ -8,7 +8,7 @@ import math
 from typing import Literal
 
 from maya_core.report.prediction import Prediction
-from maya_mlflow.fingerprint import Job
+from maya_mlflow.fingerprint import JobIdentity
 
 Kind = Literal["predicted", "actual"]
 
@@ -100,7 +100,7 @@ def _system(prediction: Prediction) -> dict[str, float | None]:
     return found
 
 
-def job_params(job: Job | None) -> dict[str, str]:
+def job_params(job: JobIdentity | None) -> dict[str, str]:
     """Of both kinds of run."""
     if job is None:
         return {}
@@ -119,7 +119,7 @@ def job_params(job: Job | None) -> dict[str, str]:
     }
 
 
-def _precision(job: Job) -> str:
+def _precision(job: JobIdentity) -> str:
     dtypes = sorted({shape.split()[1] for shape in job.workload.shapes})
     return "/".join(dtypes) + (f", autocast {job.workload.autocast}" if job.workload.autocast else "")
 
@@ -151,7 +151,7 @@ def predicted_params(prediction: Prediction) -> dict[str, str]:
     }
 
 
-def predicted_tags(prediction: Prediction, job: Job | None, pair: str) -> dict[str, str]:
+def predicted_tags(prediction: Prediction, job: JobIdentity | None, pair: str) -> dict[str, str]:
     """A prediction of a program that fails or hangs is still one, and says so."""
     tags = job_tags("predicted", job, pair)
     fits = prediction.memory.fits
@@ -162,7 +162,7 @@ def predicted_tags(prediction: Prediction, job: Job | None, pair: str) -> dict[s
     return tags
 
 
-def job_tags(kind: Kind, job: Job | None, pair: str) -> dict[str, str]:
+def job_tags(kind: Kind, job: JobIdentity | None, pair: str) -> dict[str, str]:
     tags = {KIND: kind, PAIR: pair}
     if job is not None:
         tags |= {FINGERPRINT: job.fingerprint, JOB: json.dumps(job.parts)}

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from maya_core.errors import MayaError
-from maya_core.launch.progress import say
+from maya_core.messages import say
 from maya_core.report.analysis import Analysis
 from maya_core.report.files import write_prediction
 from maya_core.report.prediction import Prediction
@@ -80,8 +80,8 @@ def write_artifacts(analysis: Analysis, prediction: Prediction, folder: Path) ->
     and `maya calibrate --from-mlflow` go on from it."""
     from maya_core.report.files import rank_paths
     from maya_core.report.html import write_page
-    from maya_core.report.kineto import write_trace as write_timeline
     from maya_core.report.snapshot import write_snapshot
+    from maya_core.report.timeline_file import write_trace as write_timeline
 
     write_prediction(folder / "prediction.json", prediction)
     write_page(analysis, prediction, folder / "report.html")

@@ -27,18 +27,18 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import maya_core
+from maya_core.calibrate.profiler_trace import gpu_by_driver_name
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import find_gpu
 from maya_core.hardware.cluster import cluster
-from maya_core.launch.progress import say
-from maya_core.launch.workload import WorkloadRecord
-from maya_core.predictor.calibrate.kineto import gpu_by_driver_name
+from maya_core.messages import say
+from maya_core.recording.workload import WorkloadRecord
 from maya_core.report.prediction import Workload
 from maya_mlflow import draft as drafts
 from maya_mlflow import keys
 from maya_mlflow.context import FINGERPRINT_VARIABLE, PAIR_VARIABLE, checked_pair, emulated
 from maya_mlflow.draft import Draft
-from maya_mlflow.fingerprint import Job
+from maya_mlflow.fingerprint import JobIdentity
 from maya_mlflow.upload import Sent, configured, require_mlflow, upload_or_keep
 
 WINDOW = 5  # steps of a GPU between two looks at the clock: waiting for it costs the overlap of a step with the next
@@ -200,11 +200,13 @@ class record_actual:
         if self.sent is not None:
             say(f"the actual run is logged: {self.sent.address}")
 
-    def _job(self, world: int) -> Job | None:
+    def _job(self, world: int) -> JobIdentity | None:
         found = self._workload.found()
         if found is None:
             return None
-        job = Job(gpu=self._gpu_name(), world_size=world, gpus_per_node=_per_node(world), workload=Workload(**found))
+        job = JobIdentity(
+            gpu=self._gpu_name(), world_size=world, gpus_per_node=_per_node(world), workload=Workload(**found)
+        )
         expected = os.environ.get(FINGERPRINT_VARIABLE)
         if expected and expected != job.fingerprint:
             say(f"this run is not the one that was predicted ({expected}): `maya compare` says in what they differ")
@@ -220,7 +222,7 @@ class record_actual:
         return found.name if found is not None else driver
 
     def _metrics(
-        self, step: float, times: list[float], job: Job | None, peaks: list[tuple[int, int]]
+        self, step: float, times: list[float], job: JobIdentity | None, peaks: list[tuple[int, int]]
     ) -> dict[str, float]:
         world = job.world_size if job is not None else _rank()[1]
         work = self._per_step(world)
@@ -248,14 +250,14 @@ class record_actual:
             for name, amount in seen.items()
         }
 
-    def _usd_per_hour(self, job: Job) -> float | None:
+    def _usd_per_hour(self, job: JobIdentity) -> float | None:
         try:
             nodes = -(-job.world_size // job.gpus_per_node)
             return cluster(job.gpu, job.gpus_per_node, nodes, price_per_gpu_hour=self._price).price_per_hour()
         except MayaError:  # a GPU or a node the catalog does not know
             return self._price and self._price * job.world_size
 
-    def _draft(self, job: Job | None, error: BaseException | None) -> Draft:
+    def _draft(self, job: JobIdentity | None, error: BaseException | None) -> Draft:
         device = torch.cuda.get_device_name() if _on_gpu() else f"cpu, {torch.get_num_threads()} threads"
         params = keys.job_params(job) | {
             "maya/device": device,

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import track
 
 from maya_core.errors import MayaError
-from maya_core.launch.progress import say
+from maya_core.messages import say
 from maya_core.search.result import PICTURE
 from maya_mlflow import keys
 from maya_mlflow.pairs import ask, client

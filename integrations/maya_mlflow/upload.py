@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from maya_core.errors import MayaError
-from maya_core.launch.progress import say
+from maya_core.messages import say
 from maya_mlflow.draft import ELSEWHERE, LOG, Draft, read, remove, without_password
 
 WAIT_VARIABLE = "MAYA_MLFLOW_WAIT"

@@ -21,7 +21,7 @@ from typing import Protocol
 import torch
 
 from maya_core.collectives.buffers import Buffers
-from maya_core.collectives.record import CollectiveRecord
+from maya_core.collectives.collective_record import CollectiveRecord
 from maya_core.collectives.values import FROM_ONE, TO_MANY, Values, outcome, sources, split
 from maya_core.errors import MayaError
 from maya_core.trace.communication import POINT_TO_POINT, CollectiveCall, Communicator

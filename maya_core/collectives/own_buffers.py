@@ -27,7 +27,7 @@ MAKERS = {
 }
 
 
-def put_on(native: ModuleType, patches: Patches) -> None:
+def install(native: ModuleType, patches: Patches) -> None:
     for module, names in MAKERS.items():
         patches.when_imported(module, functools.partial(_label, names, native, patches))
 

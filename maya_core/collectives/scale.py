@@ -37,7 +37,7 @@ class Chunks(Sequence[torch.Tensor]):
         return self.tensor.narrow(self.dim, start, min(self.each, left))  # of nothing, nothing
 
 
-def put_on(patches: Patches) -> None:
+def install(patches: Patches) -> None:
     patches.when_imported(
         "torch.distributed.fsdp._fully_shard._fsdp_param",
         lambda module: patches.set(module, "_chunk_with_empty", Chunks),

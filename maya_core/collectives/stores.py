@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from maya_core.collectives.keys import Keys
+from maya_core.collectives.store_keys import Keys
 
 FIRST_FREE_PORT = 40_000  # where a program leaves the port to us
 

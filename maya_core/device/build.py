@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
-from maya_core.compiled import compiled, compiler, run_compiler
+from maya_core.cpp_build import compiled, compiler, run_compiler
 from maya_core.errors import MayaError
 
 SOURCES = Path(__file__).parent / "native"

@@ -10,13 +10,13 @@ from typing import ClassVar
 import torch
 
 import maya_core
-from maya_core.device import build, ops
-from maya_core.device.face import cuda as face
+from maya_core.device import build, op_table
 from maya_core.device.patches import Patches
 from maya_core.device.planner import Planner
+from maya_core.device.shim import cuda as shim
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import Gpu
-from maya_core.hardware.host import CALL_S, DISPATCH_S
+from maya_core.hardware.host_costs import CALL_S, DISPATCH_S
 from maya_core.ops.attention_choice import prefers_cudnn
 from maya_core.ops.products import blas_workspace_bytes
 from maya_core.ops.registry import VALUES
@@ -51,15 +51,17 @@ class EmulatedDevice:
             "blas_workspace_bytes": blas_workspace_bytes(gpu),
             "prefer_cudnn_attention": prefers_cudnn(gpu),
             "deprioritize_cudnn_attention": os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1",
-            "allocator_conf": face.allocator_conf(),
-            "cudnn_version": face.CUDNN_VERSION,
+            "allocator_conf": shim.allocator_conf(),
+            "cudnn_version": shim.CUDNN_VERSION,
             "cuda_version": 13000,
         }
-        self.rules = Rules(self.native, ops.compressed_ops())
-        composed = self.rules.without_rule(ops.sparse_ops())
+        self.rules = Rules(self.native, op_table.compressed_ops())
+        composed = self.rules.without_rule(op_table.sparse_ops())
         self._tell_native()
         try:
-            self.native.install(config, ops.cuda_ops(), composed, self.planner.plan, self.rules.table, self._no_rule)
+            self.native.install(
+                config, op_table.cuda_ops(), composed, self.planner.plan, self.rules.table, self._no_rule
+            )
         except BaseException as error:
             self.rules.close()
             if isinstance(error, ValueError):  # the allocator's configuration is the only thing a user writes here
@@ -70,7 +72,7 @@ class EmulatedDevice:
         self._libraries: list[str] = []
         self.pass_over(*torch.__path__, *maya_core.__path__)
         try:
-            face.put_on(self.native, gpu, self.patches, private, self.asked_gpu)
+            shim.install(self.native, gpu, self.patches, private, self.asked_gpu)
         except BaseException:
             self.remove()
             raise
@@ -106,7 +108,7 @@ class EmulatedDevice:
     def grow(self, gpus: int) -> None:
         """There are so many GPUs from now on; never fewer than before."""
         self.native.grow(gpus)
-        face.see_more_gpus(self.native)
+        shim.see_more_gpus(self.native)
 
     def _no_rule(self, op: str, reason: str) -> str:
         return no_rule_message(op, reason, self.where())

@@ -7,18 +7,18 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from maya_core.errors import MayaError
-from maya_core.hardware.host import KERNEL_GAP_S, LAUNCH_S, TRITON_S
+from maya_core.hardware.host_costs import KERNEL_GAP_S, LAUNCH_S, TRITON_S
 from maya_core.hardware.models import Gpu
 from maya_core.hardware.platform import Platform
 from maya_core.ops.attention_choice import backend_of, settled
 from maya_core.ops.kernel import to_json
 from maya_core.ops.plan import find, flops_of, kernels_of, plan
 from maya_core.ops.work import Work
-from maya_core.trace.call import Call, Settings, Tensor, as_tensors
-from maya_core.trace.triton import NAMESPACE, TritonKernel
+from maya_core.trace.call import Call, Tensor, TorchSettings, as_tensors
+from maya_core.trace.triton_kernel import NAMESPACE, TritonKernel
 
 if TYPE_CHECKING:
-    from maya_core.predictor.predict import Predictor
+    from maya_core.predictor.pricing import Predictor
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Planner:
     gpu: Gpu
     settings: list[str] = field(default_factory=list)  # names of the bits that calls carry
     calls: list[Call] = field(default_factory=list)
-    _chosen: dict[tuple[Tensor, Tensor, Tensor], Settings] = field(default_factory=dict)  # by query, key and value
+    _chosen: dict[tuple[Tensor, Tensor, Tensor], TorchSettings] = field(default_factory=dict)  # by query, key and value
     triton: list[TritonKernel] = field(default_factory=list)  # by the number that their calls carry as last argument
 
     @cached_property
@@ -37,7 +37,7 @@ class Planner:
 
     @cached_property
     def _predictor(self) -> Predictor:
-        from maya_core.predictor.predict import Predictor  # read where the program times something
+        from maya_core.predictor.pricing import Predictor  # read where the program times something
 
         return Predictor(self.gpu)
 
@@ -54,7 +54,9 @@ class Planner:
         given = [as_tensors(argument) for argument in arguments]
         made = [as_tensors(output) for output in outputs]
         kernel = self.triton[given[-1]] if op.startswith(NAMESPACE) else None
-        call = self._settled(Call(op, list(names), given, made, Settings.from_bits(settings, self.settings), kernel))
+        call = self._settled(
+            Call(op, list(names), given, made, TorchSettings.from_bits(settings, self.settings), kernel)
+        )
         work = plan(call, self.platform)
         if kernel is None and described_by_program(call):
             self._check(call, work)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from maya_core.errors import MayaError
 from maya_core.hardware import own_file
-from maya_core.hardware.models import Entry, Gpu, Network, NodeType, Price, Source
+from maya_core.hardware.models import CatalogEntry, Gpu, Network, NodeType, Price, Source
 from maya_core.hardware.own_file import key
 
 __all__ = ["DEFAULT_GPU", "Catalog", "Gpu", "Network", "NodeType", "Price", "Source", "catalog", "default_node", "find_gpu",
@@ -22,7 +22,7 @@ __all__ = ["DEFAULT_GPU", "Catalog", "Gpu", "Network", "NodeType", "Price", "Sou
 DEFAULT_GPU = "h100"
 VARIABLE = "MAYA_HARDWARE"
 PLAIN_NODE = "pcie-box"  # for GPUs that no kind of node is known for
-Found = TypeVar("Found", bound=Entry)
+Found = TypeVar("Found", bound=CatalogEntry)
 
 
 @dataclass(frozen=True)

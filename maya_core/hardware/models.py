@@ -64,7 +64,7 @@ class Source(BaseModel):
     gives: str
 
 
-class Entry(BaseModel):
+class CatalogEntry(BaseModel):
     """What GPUs, nodes and networks have in common."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -76,7 +76,7 @@ class Entry(BaseModel):
     own: tuple[str, ...] = ()  # fields that come from the user's file
 
 
-class Gpu(Entry):
+class Gpu(CatalogEntry):
     """One kind of GPU, as its data sheet and its driver describe it."""
 
     driver_name: str
@@ -135,7 +135,7 @@ class Gpu(Entry):
         return peaks.get("bfloat16") or peaks.get("float16") or peaks["float32"]
 
 
-class Network(Entry):
+class Network(CatalogEntry):
     """One kind of port between nodes, and what NCCL makes of it."""
 
     description: str = ""
@@ -145,7 +145,7 @@ class Network(Entry):
     efficiency: Annotated[float, Field(gt=0, le=1)]
 
 
-class NodeType(Entry):
+class NodeType(CatalogEntry):
     """One kind of node."""
 
     description: str = ""

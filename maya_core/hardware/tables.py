@@ -11,7 +11,7 @@ from rich.text import Text
 
 from maya_core.hardware.catalog import Gpu, NodeType, catalog
 from maya_core.hardware.cluster import Quote, gpu_hour_quotes
-from maya_core.hardware.models import GPU_FIELDS, Entry
+from maya_core.hardware.models import GPU_FIELDS, CatalogEntry
 
 WIDE, WIDEST = 120, 150  # columns from which tables show more of what they have, and all of it
 
@@ -208,7 +208,7 @@ def _caption(text: str) -> str:
     return f"{text} * from your own file." if own else text
 
 
-def _name(entry: Entry) -> Text:
+def _name(entry: CatalogEntry) -> Text:
     return Text(entry.name, style="bold") + Text(" *" if entry.own else "", style="yellow")
 
 

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from maya_core.collectives.keys import LocalKeys
+from maya_core.collectives.store_keys import LocalKeys
 from maya_core.sockets import folder_for_sockets
 
 Who = tuple[int, int]  # process and thread

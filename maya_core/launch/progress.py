@@ -1,4 +1,4 @@
-"""What the user is told while the emulation runs; how far it is, on terminals only."""
+"""Progress of an emulation, shown on terminals only."""
 
 from __future__ import annotations
 
@@ -8,11 +8,6 @@ from collections.abc import Callable
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-
-def say(what: str) -> None:
-    """One line to the user, on stderr: stdout is the program's."""
-    print(f"maya: {what}", file=sys.stderr, flush=True)
 
 
 def show_progress(limit: int | None) -> Callable[[int], None] | None:

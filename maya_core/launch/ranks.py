@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import IO
 
 from maya_core.errors import MayaError
-from maya_core.launch.ground import ForkedRank, Ground
+from maya_core.launch.fork_server import ForkedRank, ForkServer
 from maya_core.launch.link import Link
-from maya_core.launch.settings import VARIABLE, Settings
+from maya_core.launch.settings import VARIABLE, ProcessSettings
 from maya_core.launch.world import World
 
 POLL_S = 0.02
@@ -27,12 +27,12 @@ Start = Callable[[int], RankProcess]
 
 
 @dataclass(frozen=True)
-class Within:
+class RankSetting:
     """What a job that is one of many is run in: its own part of the environment, files for its output, a process to fork ranks from."""
 
     environment: dict[str, str] = field(default_factory=dict)
     output: tuple[IO[bytes], IO[bytes]] | None = None
-    ground: Ground | None = None
+    fork_server: ForkServer | None = None
 
 
 def cores() -> int:
@@ -41,16 +41,16 @@ def cores() -> int:
 
 def start_rank(
     command: list[str],
-    settings: Settings,
+    settings: ProcessSettings,
     world: World,
     rank: int,
     environment: dict[str, str],
     apart: bool,
     files: tuple[IO[bytes], IO[bytes]] | None = None,
-    ground: Ground | None = None,
+    fork_server: ForkServer | None = None,
 ) -> RankProcess:
     """A process of the world, with what a launcher tells it in its environment. Its output is read here if it is to be kept `apart`, or goes
-    into `files`. With a `ground` it is forked from that, where it can be."""
+    into `files`. With a `fork_server` it is forked from that, where it can be."""
     told = settings.model_copy(
         update={
             "rank": rank,
@@ -60,8 +60,8 @@ def start_rank(
         }
     )
     environment = {**environment, VARIABLE: told.model_dump_json()}
-    if ground is not None and (apart or files is not None):
-        forked = ground.start(command, environment, (files[0].fileno(), files[1].fileno()) if files else None)
+    if fork_server is not None and (apart or files is not None):
+        forked = fork_server.start(command, environment, (files[0].fileno(), files[1].fileno()) if files else None)
         if forked is not None:
             return forked
     output = subprocess.PIPE if apart else None

@@ -8,7 +8,7 @@ import threading
 
 from maya_core.launch.link import Link
 from maya_core.launch.ranks import RankProcess, run_ranks, start_rank
-from maya_core.launch.settings import Settings
+from maya_core.launch.settings import ProcessSettings
 from maya_core.launch.world import World
 
 
@@ -23,7 +23,7 @@ def program_again() -> list[str] | None:
 class OtherRanks:
     """Ranks other than this process, started when they are needed, in the background."""
 
-    def __init__(self, link: Link, settings: Settings, world: World, command: list[str]) -> None:
+    def __init__(self, link: Link, settings: ProcessSettings, world: World, command: list[str]) -> None:
         self._link = link
         self._settings = settings
         self._world = world

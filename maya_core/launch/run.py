@@ -18,8 +18,8 @@ from maya_core.launch import torchrun
 from maya_core.launch.coordinator import Coordinator
 from maya_core.launch.link import Link
 from maya_core.launch.progress import JobProgress
-from maya_core.launch.ranks import RankProcess, Within
-from maya_core.launch.settings import VARIABLE, Settings
+from maya_core.launch.ranks import RankProcess, RankSetting
+from maya_core.launch.settings import VARIABLE, ProcessSettings
 from maya_core.launch.signals import ended_by_signal
 from maya_core.launch.world import World
 from maya_core.predictor.attention_kind import DEFAULT_ATTENTION
@@ -28,7 +28,7 @@ from maya_core.trace.job import JobTrace, collate, gave_up, read_traces, write_m
 
 
 @dataclass(frozen=True)
-class Run:
+class CompletedRun:
     """What a command did on the emulated GPUs."""
 
     exit_code: int
@@ -50,8 +50,8 @@ def run_command(
     attention: str = DEFAULT_ATTENTION,
     host: str = "modelled",
     check: Callable[[World], object] = lambda _: None,
-    within: Within | None = None,
-) -> Run:
+    within: RankSetting | None = None,
+) -> CompletedRun:
     """Runs the command to its end, or to the end of its last emulated step. `ranks`: () for those needed, None for all.
     `node` and `network` are noted for the prediction, and told with `attention` and `host` to programs that make predictions themselves;
     `check` may refuse its world before anything is run. `within` says how a job that is one of many is run."""
@@ -80,7 +80,7 @@ def run_command(
     library()  # compile here, once, where its message is seen
     out.mkdir(parents=True, exist_ok=True)
     with ended_by_signal(), JobProgress(steps) as progress, Coordinator(chosen, progress.step) as coordinator:
-        settings = Settings(
+        settings = ProcessSettings(
             gpu=gpu,
             gpus=gpus,
             nodes=nodes,
@@ -98,15 +98,15 @@ def run_command(
         if args is not None:
             exit_code = torchrun.launch(args, Link(coordinator.socket, frozenset(chosen)), settings, within)
         else:
-            exit_code = _run_program([program or command[0], *command[1:]], settings, within or Within())
+            exit_code = _run_program([program or command[0], *command[1:]], settings, within or RankSetting())
     job = collect(out, world, exit_code)
     if job is not None:
         job = replace(job, command=without_secrets(command), node=node, network=network)
         write_manifest(out, job)
-    return Run(exit_code, job, out)
+    return CompletedRun(exit_code, job, out)
 
 
-# Launchers whose integration tells them of the cluster (Settings.nodes): as many of them as ranks would be too many.
+# Launchers whose integration tells them of the cluster (ProcessSettings.nodes): as many of them as ranks would be too many.
 LAUNCHERS = ("accelerate", "accelerate-launch", "accelerate.commands.launch", "deepspeed")
 
 
@@ -136,13 +136,13 @@ def _as_torchrun(command: list[str], nodes: int, gpus: int) -> list[str]:
     return command
 
 
-def _run_program(command: list[str], settings: Settings, within: Within) -> int:
+def _run_program(command: list[str], settings: ProcessSettings, within: RankSetting) -> int:
     """Runs a command that is one process, or starts its ranks itself."""
     environment = {**within.environment, VARIABLE: settings.model_dump_json()}
     child: RankProcess | None = None
     out, err = within.output or (None, None)
-    if within.ground is not None and out is not None and err is not None:
-        child = within.ground.start(command, environment, (out.fileno(), err.fileno()))
+    if within.fork_server is not None and out is not None and err is not None:
+        child = within.fork_server.start(command, environment, (out.fileno(), err.fileno()))
     if child is None:
         child = subprocess.Popen(command, env={**os.environ, **environment}, stdout=out, stderr=err)
     try:

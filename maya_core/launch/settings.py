@@ -11,7 +11,7 @@ from maya_core.predictor.attention_kind import DEFAULT_ATTENTION
 VARIABLE = "MAYA_EMULATE"
 
 
-class Settings(BaseModel):
+class ProcessSettings(BaseModel):
     """One emulated process: its hardware, how long it runs and where its trace goes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -10,10 +10,10 @@ from argparse import Namespace
 from pathlib import Path
 
 from maya_core.errors import MayaError
-from maya_core.launch.ground import Ground
+from maya_core.launch.fork_server import ForkServer
 from maya_core.launch.link import Link
-from maya_core.launch.ranks import RankProcess, Within, run_ranks, start_rank
-from maya_core.launch.settings import Settings
+from maya_core.launch.ranks import RankProcess, RankSetting, run_ranks, start_rank
+from maya_core.launch.settings import ProcessSettings
 from maya_core.launch.world import World
 
 
@@ -96,9 +96,9 @@ def rank_environment(args: Namespace, world: World, rank: int) -> dict[str, str]
     }
 
 
-def launch(args: Namespace, link: Link, settings: Settings, within: Within | None = None) -> int:
+def launch(args: Namespace, link: Link, settings: ProcessSettings, within: RankSetting | None = None) -> int:
     """Runs the ranks of a torchrun command. The exit code of the first that failed, or 0."""
-    within = within or Within()
+    within = within or RankSetting()
     world = world_of(args, settings.gpus)
     program_of(args, 0)  # a wrong one is said now
 
@@ -108,9 +108,9 @@ def launch(args: Namespace, link: Link, settings: Settings, within: Within | Non
         program = program_of(args, rank % world.ranks_per_node)
         environment = {**within.environment, **rank_environment(args, world, rank)}
         # The first rank of a job runs while the process that the others are forked from starts.
-        warm = within.ground or (ground if rank else None)
+        warm = within.fork_server or (fork_server if rank else None)
         return start_rank(program, settings, world, rank, environment, apart, within.output, warm)
 
     link.idle(True)
-    with Ground() as ground:
+    with ForkServer() as fork_server:
         return run_ranks(link, world.size, start)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from maya_core.hardware.dtypes import HALVES
 from maya_core.hardware.models import Gpu
 from maya_core.hardware.platform import Platform
-from maya_core.trace.call import Call, Settings, Tensor
+from maya_core.trace.call import Call, Tensor, TorchSettings
 
 CUDNN, FLASH, EFFICIENT, MATH = "cudnn", "flash", "efficient", "math"
 FUSED = {f"aten::_scaled_dot_product_{backend}_attention": backend for backend in (FLASH, EFFICIENT, CUDNN)}
@@ -26,7 +26,7 @@ def prefers_cudnn(gpu: Gpu) -> bool:
 
 
 @dataclass(frozen=True)
-class Asked:
+class AttentionInputs:
     """What scaled_dot_product_attention was asked for."""
 
     query: Tensor
@@ -43,17 +43,17 @@ def backend_of(call: Call) -> str | None:
     return FUSED.get(call.name.removesuffix("_backward")) if "query" in call.named else None
 
 
-def asked_by(call: Call) -> Asked:
+def asked_by(call: Call) -> AttentionInputs:
     """What led to a recorded call. Shared key heads are only there where they were allowed."""
     query, key, value = call["query"], call["key"], call["value"]
     mask = call.get("attn_bias")
     causal, dropout = bool(call.get("is_causal", False)), float(call.get("dropout_p") or 0.0)
-    return Asked(
+    return AttentionInputs(
         query, key, value, mask if isinstance(mask, Tensor) else None, dropout, causal, query.sizes[1] != key.sizes[1]
     )
 
 
-def choose(asked: Asked, settings: Settings, platform: Platform) -> str | None:
+def choose(asked: AttentionInputs, settings: TorchSettings, platform: Platform) -> str | None:
     """The backend that runs; None if torch would refuse."""
     cudnn_first = settings.sdpa_cudnn_first and prefers_cudnn(platform.gpu)
     order = (CUDNN, FLASH, EFFICIENT, MATH) if cudnn_first else (FLASH, EFFICIENT, MATH, CUDNN)
@@ -61,21 +61,21 @@ def choose(asked: Asked, settings: Settings, platform: Platform) -> str | None:
     return next((each for each in order if enabled[each] and _runs(each, asked, settings, platform.capability)), None)
 
 
-def _runs(backend: str, asked: Asked, settings: Settings, capability: int) -> bool:
+def _runs(backend: str, asked: AttentionInputs, settings: TorchSettings, capability: int) -> bool:
     if backend == MATH:
         return True
     runs = {CUDNN: _cudnn_runs, FLASH: _flash_runs, EFFICIENT: _efficient_runs}[backend]
     return _dense(asked) and runs(asked, settings, capability)
 
 
-def _dense(asked: Asked) -> bool:
+def _dense(asked: AttentionInputs) -> bool:
     tensors = (asked.query, asked.key, asked.value)
     if any(len(tensor.sizes) != 4 for tensor in tensors) or len({tensor.sizes[0] for tensor in tensors}) > 1:
         return False
     return asked.query.sizes[2] != 0 and asked.key.sizes[2] != 0
 
 
-def _heads_match(asked: Asked, shared: bool, alike: bool = True) -> bool:
+def _heads_match(asked: AttentionInputs, shared: bool, alike: bool = True) -> bool:
     """`shared`: the backend takes fewer key heads than query heads; `alike`: but as many values as keys."""
     query, key, value = (tensor.sizes[1] for tensor in (asked.query, asked.key, asked.value))
     if not (asked.gqa and shared):
@@ -83,21 +83,21 @@ def _heads_match(asked: Asked, shared: bool, alike: bool = True) -> bool:
     return min(key, value) > 0 and query % key == 0 and query % value == 0 and (key == value or not alike)
 
 
-def _last_is_packed(asked: Asked, one_is_fine: bool) -> bool:
+def _last_is_packed(asked: AttentionInputs, one_is_fine: bool) -> bool:
     packed = all(tensor.strides[-1] == 1 for tensor in (asked.query, asked.key, asked.value))
     packed = packed or (one_is_fine and asked.query.sizes[-1] == 1)
     return packed and (asked.mask is None or asked.mask.strides[-1:] in ((), (1,)))
 
 
-def _one_dtype(asked: Asked, *allowed: str) -> bool:
+def _one_dtype(asked: AttentionInputs, *allowed: str) -> bool:
     return asked.query.dtype == asked.key.dtype == asked.value.dtype and asked.query.dtype in allowed
 
 
-def _low_precision(asked: Asked, capability: int) -> bool:
+def _low_precision(asked: AttentionInputs, capability: int) -> bool:
     return _one_dtype(asked, *HALVES) if capability >= 80 else _one_dtype(asked, "Half")
 
 
-def _flash_runs(asked: Asked, settings: Settings, capability: int) -> bool:
+def _flash_runs(asked: AttentionInputs, settings: TorchSettings, capability: int) -> bool:
     head = asked.query.sizes[-1]
     if asked.mask is not None or asked.key.sizes[-1] != head or asked.value.sizes[-1] != head or head > 256:
         return False
@@ -111,7 +111,7 @@ def _flash_runs(asked: Asked, settings: Settings, capability: int) -> bool:
     return _low_precision(asked, capability) and _heads_match(asked, shared=True) and _last_is_packed(asked, True)
 
 
-def _efficient_runs(asked: Asked, settings: Settings, capability: int) -> bool:
+def _efficient_runs(asked: AttentionInputs, settings: TorchSettings, capability: int) -> bool:
     if not 50 <= capability <= 121:
         return False
     half = asked.query.dtype in HALVES
@@ -126,7 +126,7 @@ def _efficient_runs(asked: Asked, settings: Settings, capability: int) -> bool:
     return _one_dtype(asked, "Half", "Float", *(["BFloat16"] if capability >= 80 else []))
 
 
-def _cudnn_runs(asked: Asked, settings: Settings, capability: int) -> bool:
+def _cudnn_runs(asked: AttentionInputs, settings: TorchSettings, capability: int) -> bool:
     if not 80 <= capability <= 121 or settings.deterministic or not _low_precision(asked, capability):
         return False
     if not _mask_fits(asked) or (asked.dropout * 16.0) % 1.0:
@@ -143,7 +143,7 @@ def _cudnn_runs(asked: Asked, settings: Settings, capability: int) -> bool:
     return keys != 1 and not (asked.dropout != 0.0 and queries == 1)
 
 
-def _mask_fits(asked: Asked) -> bool:
+def _mask_fits(asked: AttentionInputs) -> bool:
     if asked.mask is None:
         return True
     batch, heads, queries, _ = asked.query.sizes
@@ -156,7 +156,7 @@ def _mask_fits(asked: Asked) -> bool:
 class Change:
     """Attention that another GPU would run in another way than its trace can tell."""
 
-    asked: Asked
+    asked: AttentionInputs
     recorded: str
     wanted: str | None
 
@@ -175,7 +175,7 @@ def changes(calls: Sequence[Call], platform: Platform) -> list[Change]:
     for call in calls:
         if call.op == CHOICE:
             query, key, value, mask, dropout, causal, gqa, number = call.arguments
-            asked, recorded = Asked(query, key, value, mask, dropout, causal, gqa), BACKENDS[number]
+            asked, recorded = AttentionInputs(query, key, value, mask, dropout, causal, gqa), BACKENDS[number]
         elif (backend := backend_of(call)) is not None:
             asked, recorded = asked_by(call), backend
         else:

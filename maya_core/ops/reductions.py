@@ -31,7 +31,7 @@ def _div_up(a: int, b: int) -> int:
 
 
 @dataclass(frozen=True)
-class Kind:
+class ReductionKind:
     """What a family of reductions is compiled with: vt0, its vector width, bytes of an accumulator."""
 
     vt0: int = 4
@@ -47,21 +47,21 @@ class Kind:
         return source.itemsize
 
 
-SUM = Kind(wide_halves=True)
-MEAN = Kind()
-ITSELF = Kind(widens=False)  # a maximum is one of the elements
-WITH_INDEX = Kind(accumulator=16)
+SUM = ReductionKind(wide_halves=True)
+MEAN = ReductionKind()
+ITSELF = ReductionKind(widens=False)  # a maximum is one of the elements
+WITH_INDEX = ReductionKind(accumulator=16)
 SMALL_INTEGERS = ("Bool", "Byte", "Char", "Short", "Int")
 SUMS = aten("sum", "nansum", "prod")
 EXTREMES = aten("max", "min")  # of two tensors they are elementwise
 KINDS = {
     f"aten::{name}": kind
     for name, kind in {
-        "sum": SUM, "nansum": SUM, "mean": MEAN, "prod": Kind(), "amax": ITSELF, "amin": ITSELF, "max": ITSELF,
-        "min": ITSELF, "norm": Kind(accumulator=4), "linalg_vector_norm": Kind(accumulator=4), "all": Kind(accumulator=1),
-        "any": Kind(accumulator=1), "var": Kind(vt0=2, accumulator=16), "std": Kind(vt0=2, accumulator=16),
-        "var_mean": Kind(vt0=2, accumulator=16), "std_mean": Kind(vt0=2, accumulator=16), "argmax": WITH_INDEX,
-        "argmin": WITH_INDEX, "aminmax": Kind(accumulator=8),
+        "sum": SUM, "nansum": SUM, "mean": MEAN, "prod": ReductionKind(), "amax": ITSELF, "amin": ITSELF, "max": ITSELF,
+        "min": ITSELF, "norm": ReductionKind(accumulator=4), "linalg_vector_norm": ReductionKind(accumulator=4), "all": ReductionKind(accumulator=1),
+        "any": ReductionKind(accumulator=1), "var": ReductionKind(vt0=2, accumulator=16), "std": ReductionKind(vt0=2, accumulator=16),
+        "var_mean": ReductionKind(vt0=2, accumulator=16), "std_mean": ReductionKind(vt0=2, accumulator=16), "argmax": WITH_INDEX,
+        "argmin": WITH_INDEX, "aminmax": ReductionKind(accumulator=8),
     }.items()
 }  # fmt: skip
 
@@ -83,7 +83,7 @@ def _vectors(it: tensor_iterator.Iterator, kept: int, inp: list[int], item: int)
     return vector
 
 
-def _part(it: tensor_iterator.Iterator, kind: Kind, source: Tensor, platform: Platform) -> GlobalReduce | None:
+def _part(it: tensor_iterator.Iterator, kind: ReductionKind, source: Tensor, platform: Platform) -> GlobalReduce | None:
     out, inp = it.strides[0], it.strides[1]
     reduced = sum(out[d] == 0 for d in range(len(it.shape)))
     outputs = math.prod(it.shape[reduced:])
@@ -127,7 +127,9 @@ def _reduced(source: Tensor, dims: list[int]) -> set[int]:
     return {d % rank for d in dims} if dims and rank else set(range(rank))
 
 
-def reduction_parts(source: Tensor, dims: list[int], kind: Kind, platform: Platform) -> list[GlobalReduce | None]:
+def reduction_parts(
+    source: Tensor, dims: list[int], kind: ReductionKind, platform: Platform
+) -> list[GlobalReduce | None]:
     """One entry per kernel launched: what it needs of global memory, if anything."""
     rank = len(source.sizes)
     reduced = _reduced(source, dims)
@@ -160,7 +162,7 @@ def add_reduction(
     source: Tensor,
     dims: list[int],
     platform: Platform,
-    kind: Kind = SUM,
+    kind: ReductionKind = SUM,
     result: Tensor | None = None,
     written: float | None = None,
 ) -> Work:

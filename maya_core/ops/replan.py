@@ -17,9 +17,9 @@ from maya_core.ops.plan import plan
 from maya_core.ops.products import blas_workspace_bytes
 from maya_core.ops.work import Step, Work
 from maya_core.trace.call import Call
-from maya_core.trace.memory import blocks, devices_used
+from maya_core.trace.memory_peaks import blocks, devices_used
 from maya_core.trace.rank import RankTrace
-from maya_core.trace.schema import TEMPORARY, Category, Kind
+from maya_core.trace.schema import TEMPORARY, Category, EventKind
 
 ROUND = 512  # the allocator's
 UNSPLIT = 2**20  # a large block that is larger by up to so much is given whole
@@ -72,9 +72,9 @@ def replanned(trace: RankTrace, recorded: Platform, platform: Platform) -> Repla
 def _place_temporaries(events: np.ndarray, here: Sequence[int], there: Sequence[int]) -> int:
     """Gives the blocks of each call's temporaries the size they have there; returns the most that found no block."""
     temporary = (events["flags"] & TEMPORARY) > 0
-    made = np.flatnonzero(temporary & (events["kind"] == Kind.ALLOC))
-    freed = np.flatnonzero(temporary & (events["kind"] == Kind.FREE))
-    calls = np.flatnonzero(events["kind"] == Kind.OP)
+    made = np.flatnonzero(temporary & (events["kind"] == EventKind.ALLOC))
+    freed = np.flatnonzero(temporary & (events["kind"] == EventKind.FREE))
+    calls = np.flatnonzero(events["kind"] == EventKind.OP)
     changed = np.array([a != b for a, b in zip(here, there, strict=True)], bool)
     sizes = np.array(there, np.int64)
     wanted = np.zeros(len(events), bool)

@@ -13,7 +13,7 @@ from maya_core.ops.kernel import Generated, Kernel, TritonAttention, TritonGemm
 from maya_core.ops.traffic import moved
 from maya_core.ops.work import Work
 from maya_core.trace.call import Call, Tensor
-from maya_core.trace.triton import TritonKernel
+from maya_core.trace.triton_kernel import TritonKernel
 
 # What a fused op does to the pattern of a kernel that is otherwise elementwise.
 GATHERS = {"embedding", "index", "gather", "index_select", "_unsafe_index"}

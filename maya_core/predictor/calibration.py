@@ -37,11 +37,11 @@ STEEPEST = 0.5
 NO_CALIBRATION = "none"
 
 
-class Strict(BaseModel):
+class CalibrationPart(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Origin(Strict):
+class Origin(CalibrationPart):
     """Where measurements came from."""
 
     kind: Literal["kineto", "nccl-tests", "measure", "mlflow"]
@@ -49,7 +49,7 @@ class Origin(Strict):
     note: str = ""
 
 
-class Measured(Strict):
+class Measured(CalibrationPart):
     """A kernel that was timed."""
 
     family: str
@@ -77,7 +77,7 @@ class Measured(Strict):
         return self
 
 
-class Factor(Strict):
+class Factor(CalibrationPart):
     """Measured time by predicted time: one number for short kernels, one for long ones, and between them in proportion."""
 
     family: str
@@ -118,7 +118,7 @@ class Factor(Strict):
         return inside.all(axis=1) & (predicted >= self.short_s) & (predicted <= self.long_s)
 
 
-class Check(Strict):
+class FitCheck(CalibrationPart):
     """Median error on distinct shapes that a factor was not made from, in percent of the measured time."""
 
     family: str
@@ -128,7 +128,7 @@ class Check(Strict):
     after_pct: float
 
 
-class Unused(Strict):
+class Unused(CalibrationPart):
     """Measurements that gave no factor; each of them still counts for its own shape."""
 
     family: str
@@ -137,7 +137,7 @@ class Unused(Strict):
     reason: str
 
 
-class Collective(Strict):
+class Collective(CalibrationPart):
     """A collective that was timed. Bytes are of the whole buffer, as nccl-tests count them."""
 
     op: str
@@ -149,7 +149,7 @@ class Collective(Strict):
     samples: PositiveInt
 
 
-class RunFactors(Strict):
+class RunFactors(CalibrationPart):
     """Factors on whole classes of work, by which predictions of whole steps agree with actual runs. They come on top of all else."""
 
     compute: PositiveFloat = 1.0  # on kernels that multiply: products, attention, convolutions, recurrent layers
@@ -175,7 +175,7 @@ class RunFactors(Strict):
 CLASSES = ("compute", "memory", "network", "host")
 
 
-class Calibration(Strict):
+class Calibration(CalibrationPart):
     format: Literal["maya-calibration"] = "maya-calibration"
     version: Literal[1] = 1
     name: str
@@ -186,7 +186,7 @@ class Calibration(Strict):
     measured: list[Measured] = []
     factors: list[Factor] = []
     unused: list[Unused] = []
-    checks: list[Check] = []
+    checks: list[FitCheck] = []
     collectives: list[Collective] = []
     runs: RunFactors | None = None
 
@@ -295,9 +295,9 @@ def _measured_collectives(
     seconds = np.where(inside, within, durations.seconds)
     for outside, border in ((sizes < known[0], known[0]), (sizes > known[-1], known[-1])):
         if outside.any():
-            from maya_core.predictor import collectives
+            from maya_core.predictor import collective_time
 
-            expected = float(collectives.predict(op, [border], placement, cluster).seconds[0])
+            expected = float(collective_time.predict(op, [border], placement, cluster).seconds[0])
             at_border = times[0] if border == known[0] else times[-1]
             seconds = np.where(outside & (sizes > 0), durations.seconds * at_border / max(expected, 1e-12), seconds)
     provenance = np.where(inside, np.uint8(Provenance.INTERPOLATED), durations.provenance)
@@ -365,7 +365,7 @@ def load_calibration(gpu: Gpu | str, name: str | None = None) -> Calibration | N
         return None
     newest = found[0]
     if newest.shipped != shipped_digest():
-        from maya_core.predictor.calibrate.factors import refit
+        from maya_core.calibrate.factors import refit
 
         newest = refit(newest)
     return newest

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from maya_core.predictor.attention import FusedAttention
-from maya_core.predictor.convolution import Convolutions
-from maya_core.predictor.copies import Copies
+from maya_core.predictor.attention_time import FusedAttention
+from maya_core.predictor.convolution_time import Convolutions
+from maya_core.predictor.copy_time import Copies
 from maya_core.predictor.family import Family
-from maya_core.predictor.gemm import GroupedProducts, Products
+from maya_core.predictor.gemm_time import GroupedProducts, Products
 from maya_core.predictor.given import IncludedKernels, TimedKernels
-from maya_core.predictor.memory import GeneratedKernels, MemoryBound, UnknownKernels
-from maya_core.predictor.recurrent import RecurrentLayers
-from maya_core.predictor.templates import TritonAttentions, TritonProducts
+from maya_core.predictor.recurrent_time import RecurrentLayers
+from maya_core.predictor.streaming_time import GeneratedKernels, MemoryBound, UnknownKernels
+from maya_core.predictor.template_time import TritonAttentions, TritonProducts
 
 FAMILIES: dict[str, type[Family[Any]]] = {
     family.name: family

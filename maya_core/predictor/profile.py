@@ -23,7 +23,7 @@ SHIPPED = Path(__file__).parent / "profiles"
 NEAR = 1.2  # an H100 NVL to an H100, an A100 of 40 GB to one of 80
 
 
-class Source(BaseModel):
+class ProfileSource(BaseModel):
     """A set of measurements that a profile was fitted to."""
 
     model_config = ConfigDict(extra="forbid")
@@ -51,7 +51,7 @@ class Profile(BaseModel):
     version: Literal[1] = 1
     family: str
     gpu: str
-    sources: list[Source]
+    sources: list[ProfileSource]
     held_out: dict[str, list[HeldOut]]  # by model
     models: dict[str, dict[str, Any]]  # by dtype or kernel; the family's module knows their fields
 

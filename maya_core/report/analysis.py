@@ -12,12 +12,12 @@ from maya_core.hardware.cluster import Cluster
 from maya_core.hardware.models import Gpu
 from maya_core.predictor.attention_kind import DEFAULT_ATTENTION
 from maya_core.predictor.calibration import Calibration, load_calibration
-from maya_core.predictor.predict import Predictor, TraceDurations, durations_of
+from maya_core.predictor.pricing import Predictor, TraceDurations, durations_of
 from maya_core.simulator.host import Host
 from maya_core.simulator.simulate import RankTimeline, Timeline, simulate
 from maya_core.trace.hangs import find_hangs
 from maya_core.trace.job import JobTrace
-from maya_core.trace.schema import Kind
+from maya_core.trace.schema import EventKind
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Analysis:
 
     def steady_events(self, rank: int) -> tuple[slice, int]:
         """A rank's events of the steady steps, and how many steps they are."""
-        ends = np.flatnonzero(self.job.ranks[rank].events["kind"] == Kind.STEP_END)[: self.steps]
+        ends = np.flatnonzero(self.job.ranks[rank].events["kind"] == EventKind.STEP_END)[: self.steps]
         if not len(ends):
             return slice(0, 0), 1
         if len(ends) == 1:

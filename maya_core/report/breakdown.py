@@ -9,18 +9,18 @@ import numpy as np
 
 from maya_core.hardware.dtypes import item_bytes
 from maya_core.ops.kernel import Unknown
-from maya_core.predictor.collectives import buffer_bytes
+from maya_core.predictor.collective_time import buffer_bytes
 from maya_core.predictor.durations import Provenance
 from maya_core.predictor.families import COMMUNICATION
 from maya_core.report.analysis import Analysis, Window
-from maya_core.report.kernels import entries
-from maya_core.report.prediction import Communication, Confidence, Kernel, Module, RankTime, UnknownOp
-from maya_core.simulator.clock import Work
+from maya_core.report.kernel_table import entries
+from maya_core.report.prediction import Communication, Confidence, Module, RankTime, TopKernel, UnknownOp
+from maya_core.simulator.clock import WorkKind
 from maya_core.simulator.host import seconds_alone
 from maya_core.simulator.simulate import RankTimeline
+from maya_core.trace.call_names import elements, generic
 from maya_core.trace.communication import CollectiveCall
-from maya_core.trace.schema import Kind, Phase
-from maya_core.trace.wording import elements, generic
+from maya_core.trace.schema import EventKind, Phase
 
 # What a moment counts as, first that applies.
 COMPUTING, MOVING, WAITING, COPYING = range(4)
@@ -41,9 +41,9 @@ class Spans:
 
 def spans_of(rank: RankTimeline) -> list[Spans]:
     """The rank's stretches by kind: COMPUTING, MOVING, WAITING, COPYING."""
-    compute = rank.kind == Work.COMPUTE
-    meet = rank.kind == Work.MEET
-    copies = (rank.kind == Work.COPY_IN) | (rank.kind == Work.COPY_OUT)
+    compute = rank.kind == WorkKind.COMPUTE
+    meet = rank.kind == WorkKind.MEET
+    copies = (rank.kind == WorkKind.COPY_IN) | (rank.kind == WorkKind.COPY_OUT)
     return [
         Spans(rank.began[compute], rank.over[compute]),
         Spans(rank.met[meet], rank.over[meet]),
@@ -92,9 +92,9 @@ def rank_time(analysis: Analysis, rank: RankTimeline) -> RankTime | None:
 def _slowed(analysis: Analysis, rank: RankTimeline, window: Window) -> float:
     """Compute beyond what it takes alone."""
     trace, priced = analysis.job.ranks[rank.rank], analysis.durations[rank.rank]
-    if not (rank.kind == Work.MEET).any():  # kernels on several streams slow each other, which is nobody's loss
+    if not (rank.kind == WorkKind.MEET).any():  # kernels on several streams slow each other, which is nobody's loss
         return 0.0
-    those = (rank.kind == Work.COMPUTE) & (rank.over > window.start) & (rank.began < window.end)
+    those = (rank.kind == WorkKind.COMPUTE) & (rank.over > window.start) & (rank.began < window.end)
     alone = seconds_alone(priced)[trace.events["subject"][rank.event[those]]]
     return max(0.0, float((rank.over[those] - rank.began[those] - alone).sum())) / window.steps
 
@@ -104,10 +104,10 @@ def by_family(analysis: Analysis, rank: int) -> dict[str, float]:
     where, steps = analysis.steady_events(rank)
     events = trace.events[where]
     totals: dict[str, float] = defaultdict(float)
-    ops = np.bincount(events["subject"][events["kind"] == Kind.OP], minlength=len(trace.calls))
+    ops = np.bincount(events["subject"][events["kind"] == EventKind.OP], minlength=len(trace.calls))
     for family, seconds, count in zip(priced.families, priced.ops.seconds.tolist(), ops.tolist(), strict=False):
         totals[family] += seconds * count / steps
-    calls = np.bincount(events["subject"][events["kind"] == Kind.COLLECTIVE], minlength=len(trace.collectives))
+    calls = np.bincount(events["subject"][events["kind"] == EventKind.COLLECTIVE], minlength=len(trace.collectives))
     if calls.any():
         totals[COMMUNICATION] = float((priced.collectives.seconds * calls).sum()) / steps
     return dict(sorted(((name, total) for name, total in totals.items() if total > 0), key=lambda pair: -pair[1]))
@@ -120,7 +120,7 @@ def confidence(analysis: Analysis) -> Confidence | None:
     for rank, trace in analysis.job.ranks.items():
         events = trace.events[analysis.steady_events(rank)[0]]
         priced = analysis.durations[rank]
-        for kind, known in ((Kind.OP, priced.ops), (Kind.COLLECTIVE, priced.collectives)):
+        for kind, known in ((EventKind.OP, priced.ops), (EventKind.COLLECTIVE, priced.collectives)):
             subjects = events["subject"][events["kind"] == kind]
             if not len(subjects):
                 continue
@@ -144,7 +144,7 @@ def unknown_ops(analysis: Analysis, rank: int) -> list[UnknownOp]:
     trace, priced = analysis.job.ranks[rank], analysis.durations[rank]
     where, steps = analysis.steady_events(rank) if analysis.steps else (slice(None), 1)
     events = trace.events[where]
-    times = np.bincount(events["subject"][events["kind"] == Kind.OP], minlength=len(trace.calls)) / steps
+    times = np.bincount(events["subject"][events["kind"] == EventKind.OP], minlength=len(trace.calls)) / steps
     found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for number in np.flatnonzero(times).tolist():
         if any(isinstance(kernel, Unknown) for kernel in priced.kernels[number]):
@@ -154,9 +154,9 @@ def unknown_ops(analysis: Analysis, rank: int) -> list[UnknownOp]:
     return sorted(rows, key=lambda row: (-row.seconds, row.name))
 
 
-def top_kernels(analysis: Analysis, rank: int, most: int = 20) -> list[Kernel]:
+def top_kernels(analysis: Analysis, rank: int, most: int = 20) -> list[TopKernel]:
     return [
-        Kernel(
+        TopKernel(
             name=entry.name,
             shapes=entry.shapes,
             family=entry.family,
@@ -177,11 +177,11 @@ def top_modules(analysis: Analysis, rank: int, most: int = 20) -> list[Module]:
     columns = len(Phase) + 1
     table = np.zeros((len(trace.modules), columns))
     counts = np.zeros(len(trace.modules))
-    for kind, seconds in ((Kind.OP, priced.ops.seconds), (Kind.COLLECTIVE, priced.collectives.seconds)):
+    for kind, seconds in ((EventKind.OP, priced.ops.seconds), (EventKind.COLLECTIVE, priced.collectives.seconds)):
         those = events[events["kind"] == kind]
         if not len(those):
             continue
-        column = those["phase"] if kind == Kind.OP else np.full(len(those), len(Phase))
+        column = those["phase"] if kind == EventKind.OP else np.full(len(those), len(Phase))
         np.add.at(table, (those["module"], column), seconds[those["subject"]] / steps)
         np.add.at(counts, those["module"], 1 / steps)
     found: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(columns + 1))
@@ -208,7 +208,7 @@ def communication(analysis: Analysis, rank: int) -> list[Communication]:
     where, steps = analysis.steady_events(rank)
     events = trace.events[where]
     rows: dict[tuple[int, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0, 0.0])
-    chosen = events["subject"][events["kind"] == Kind.COLLECTIVE]
+    chosen = events["subject"][events["kind"] == EventKind.COLLECTIVE]
     for subject, times in zip(*np.unique(chosen, return_counts=True), strict=True):
         call = trace.collectives[int(subject)]
         row = rows[call.communicator, call.op]

@@ -13,7 +13,7 @@ from maya_core.report.prediction import VERSION, Prediction
 LOOKED_AT = 4096  # bytes from a file's start in which its mark is
 
 
-class Made(Enum):
+class FileKind(Enum):
     """Kinds of file, by a name for one and the mark that tells it is Maya's."""
 
     PREDICTION = ("prediction.json", b'"format": "maya-prediction"')
@@ -27,7 +27,7 @@ class Made(Enum):
     SEARCH = ("result.json", b'"format": "maya-search"')
 
 
-def check_target(path: Path, kind: Made) -> None:
+def check_target(path: Path, kind: FileKind) -> None:
     """Refuses a path that cannot be written, or holds something else. To be asked before any work is done."""
     name, mark = kind.value
     if path.is_dir():
@@ -45,7 +45,7 @@ def check_target(path: Path, kind: Made) -> None:
 
 def is_made(path: Path) -> bool:
     """Is it a file that Maya wrote for the user?"""
-    return path.is_file() and any(kind.value[1] in _start(path) for kind in Made)
+    return path.is_file() and any(kind.value[1] in _start(path) for kind in FileKind)
 
 
 def _start(path: Path) -> bytes:
@@ -56,7 +56,7 @@ def _start(path: Path) -> bytes:
         return b""
 
 
-def write_file(path: Path, content: str | bytes, kind: Made) -> None:
+def write_file(path: Path, content: str | bytes, kind: FileKind) -> None:
     check_target(path, kind)
     data = content.encode() if isinstance(content, str) else content
     part = path.with_name(path.name + ".part")
@@ -74,7 +74,7 @@ def rank_paths(path: Path, ranks: list[int]) -> dict[int, Path]:
 
 
 def write_prediction(path: Path, prediction: Prediction) -> None:
-    write_file(path, prediction.model_dump_json(indent=2) + "\n", Made.PREDICTION)
+    write_file(path, prediction.model_dump_json(indent=2) + "\n", FileKind.PREDICTION)
 
 
 def read_prediction(path: Path) -> Prediction:

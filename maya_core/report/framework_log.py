@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from maya_core.report.analysis import Analysis
-from maya_core.simulator.clock import Work
-from maya_core.trace.schema import Kind
+from maya_core.simulator.clock import WorkKind
+from maya_core.trace.schema import EventKind
 
 PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K"), (1.0, ""), (1e-3, "m"), (1e-6, "u"))
 
@@ -66,9 +66,9 @@ def span_s(analysis: Analysis, rank: int, pairs: Pairs) -> float | None:
     """Between each two events, added up. None if the rank's trace ends before one of them."""
     assert analysis.timeline is not None
     events = analysis.job.ranks[rank].events
-    recorded = np.flatnonzero(events["kind"] != Kind.STEP_END)  # the ends of steps were put in afterwards
+    recorded = np.flatnonzero(events["kind"] != EventKind.STEP_END)  # the ends of steps were put in afterwards
     timeline = analysis.timeline.ranks[rank]
-    records = np.flatnonzero(timeline.kind == Work.RECORD)
+    records = np.flatnonzero(timeline.kind == WorkKind.RECORD)
     items = dict(zip(timeline.event[records].tolist(), records.tolist(), strict=True))
     total = 0.0
     for pair in pairs:

@@ -20,13 +20,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from maya_core.predictor.families import title
-from maya_core.report import words
+from maya_core.report import wording
 from maya_core.report.analysis import Analysis
-from maya_core.report.files import Made, write_file
-from maya_core.report.page.memory import curves, shown
-from maya_core.report.page.timeline import timeline
+from maya_core.report.files import FileKind, write_file
+from maya_core.report.page.memory_chart import curves, shown
+from maya_core.report.page.timeline_chart import timeline
 from maya_core.report.prediction import Prediction
-from maya_core.trace.wording import abbreviated
+from maya_core.trace.call_names import abbreviated
 
 FOLDER = Path(__file__).with_name("page")
 SCRIPTS = ("shared.js", "timeline.js", "memory.js")
@@ -49,7 +49,7 @@ PROVENANCE = {
 
 def write_page(analysis: Analysis, prediction: Prediction, path: str | Path) -> Path:
     path = Path(path)
-    write_file(path, page(analysis, prediction), Made.PAGE)
+    write_file(path, page(analysis, prediction), FileKind.PAGE)
     return path
 
 
@@ -62,7 +62,7 @@ def page(analysis: Analysis, prediction: Prediction) -> str:
         .get_template("page.html")
         .render(
             p=prediction,
-            crowded=prediction.memory.crowded,
+            fullest=prediction.memory.fullest,
             devices=shown(prediction.memory),
             bars=_bars(prediction),
             parts=PARTS,
@@ -95,7 +95,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     for name in ("seconds", "size", "count", "rate", "money", "energy", "share", "line"):
-        environment.filters[name] = getattr(words, name)
+        environment.filters[name] = getattr(wording, name)
     environment.filters["family"] = title
     return environment
 

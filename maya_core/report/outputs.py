@@ -13,10 +13,10 @@ from rich.text import Text
 from maya_core.errors import MayaError
 from maya_core.hardware.cluster import Cluster
 from maya_core.report.analysis import Analysis, Options, analyse
-from maya_core.report.files import Made, check_target, rank_paths, write_prediction
+from maya_core.report.files import FileKind, check_target, rank_paths, write_prediction
 from maya_core.report.framework_log import framework_log
-from maya_core.report.predict import prediction_of
 from maya_core.report.prediction import Prediction
+from maya_core.report.summary import prediction_of
 from maya_core.report.terminal import render
 from maya_core.report.tracking import Tracker
 from maya_core.trace.job import JobTrace
@@ -35,10 +35,10 @@ class Outputs:
 
     def __post_init__(self) -> None:
         for path, kind in (
-            (self.json_file, Made.PREDICTION),
-            (self.html, Made.PAGE),
-            (self.timeline, Made.TIMELINE),
-            (self.snapshot, Made.SNAPSHOT),
+            (self.json_file, FileKind.PREDICTION),
+            (self.html, FileKind.PAGE),
+            (self.timeline, FileKind.TIMELINE),
+            (self.snapshot, FileKind.SNAPSHOT),
         ):
             if path is not None:
                 check_target(path, kind)
@@ -83,7 +83,7 @@ class Outputs:
             for rank, path in rank_paths(self.snapshot, list(ranks) if self.rank is None else [self.rank]).items():
                 yield write_snapshot(ranks[rank], path)
         if self.timeline is not None:
-            from maya_core.report.kineto import write_trace
+            from maya_core.report.timeline_file import write_trace
 
             progress("writing the timeline")
             yield from write_trace(analysis, self.timeline, self.rank)

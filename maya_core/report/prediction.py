@@ -54,7 +54,7 @@ class Memory(Part):
     ranks: list[DeviceMemory]  # every GPU of every emulated rank
 
     @property
-    def crowded(self) -> DeviceMemory | None:
+    def fullest(self) -> DeviceMemory | None:
         """The GPU with the least memory left."""
         return max(
             self.ranks,
@@ -86,7 +86,7 @@ class RankTime(Time):
     step_time_s: float
 
 
-class Kernel(Part):
+class TopKernel(Part):
     """A distinct call in a step."""
 
     name: str
@@ -180,7 +180,7 @@ class Flops(Part):
     dtype: str
 
 
-class World(Part):
+class WorldPart(Part):
     size: int
     nodes: int
     gpus_per_node: int
@@ -266,10 +266,10 @@ class Prediction(Part):
     energy: Energy | None
     confidence: Confidence | None
     detailed_rank: int  # whose kernels, modules and communication follow: the one that computes most
-    top_kernels: list[Kernel]
+    top_kernels: list[TopKernel]
     top_modules: list[Module]
     communication: list[Communication]
-    world: World
+    world: WorldPart
     cluster: ClusterPart
     assumptions: Assumptions
     trace: TracePart

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from maya_core.errors import MayaError
-from maya_core.report.files import Made, write_file
-from maya_core.trace.memory import CATEGORIES, allocated, blocks, devices_used, reserved
+from maya_core.report.files import FileKind, write_file
+from maya_core.trace.memory_peaks import CATEGORIES, allocated, blocks, devices_used, reserved
 from maya_core.trace.rank import RankTrace
-from maya_core.trace.schema import Kind, Phase
+from maya_core.trace.schema import EventKind, Phase
 
 PROTOCOL = 4  # the newest that the viewer knows
 SMALL = 2 * 2**20  # segments of that size hold small blocks (kSmallBuffer)
@@ -28,7 +28,7 @@ POOL = (0, 0)  # the default one
 def write_snapshot(trace: RankTrace, path: str | Path, device: int | None = None) -> Path:
     """Writes the history of one of the rank's GPUs, and its memory as it was at the end; by default the one it uses most."""
     path = Path(path)
-    write_file(path, pickle.dumps(snapshot(trace, device), protocol=PROTOCOL), Made.SNAPSHOT)
+    write_file(path, pickle.dumps(snapshot(trace, device), protocol=PROTOCOL), FileKind.SNAPSHOT)
     return path
 
 
@@ -84,7 +84,13 @@ class _Frames:
 def _history(trace: RankTrace, device: int, frames: _Frames) -> list[dict[str, Any]]:
     """Every action of the allocator, in order."""
     events = trace.events
-    of_memory = (Kind.ALLOC, Kind.FREE, Kind.SEGMENT_ALLOC, Kind.SEGMENT_FREE, Kind.OUT_OF_MEMORY)
+    of_memory = (
+        EventKind.ALLOC,
+        EventKind.FREE,
+        EventKind.SEGMENT_ALLOC,
+        EventKind.SEGMENT_FREE,
+        EventKind.OUT_OF_MEMORY,
+    )
     places = np.flatnonzero((events["device"] == device) & np.isin(events["kind"], of_memory))
     every = blocks(trace, device)
     made = {int(place): number for number, place in enumerate(every.made)}
@@ -97,19 +103,19 @@ def _history(trace: RankTrace, device: int, frames: _Frames) -> list[dict[str, A
         stream = trace.streams[int(event["stream"])][1] if len(trace.streams) else 0
         at = {"stream": stream, "time_us": int(event["time_ns"]) // 1000, "compile_context": "N/A", "user_metadata": "", "pool_id": POOL}  # fmt: skip
         address, size = int(event["a"]), int(event["b"])
-        kind = Kind(int(event["kind"]))
-        if kind == Kind.ALLOC:
+        kind = EventKind(int(event["kind"]))
+        if kind == EventKind.ALLOC:
             category = CATEGORIES[every.category[made[place]]]
             entries.append({"action": "alloc", "addr": address, "size": size, "frames": frames.of(event), "category": category, **at})  # fmt: skip
-        elif kind == Kind.FREE:
+        elif kind == EventKind.FREE:
             whose = owner.get(place)
             stack = frames.of(events[every.made[whose]]) if whose is not None else []
             for action in ("free_requested", "free_completed"):
                 entries.append({"action": action, "addr": address, "size": size, "frames": stack, **at})
-        elif kind == Kind.OUT_OF_MEMORY:
+        elif kind == EventKind.OUT_OF_MEMORY:
             entries.append({"action": "oom", "device_free": max(0, room - int(held[place])), "size": address, "frames": [], **at})  # fmt: skip
         else:
-            action = "segment_alloc" if kind == Kind.SEGMENT_ALLOC else "segment_free"
+            action = "segment_alloc" if kind == EventKind.SEGMENT_ALLOC else "segment_free"
             # Of categories the viewer adds one by this name itself if it is missing, and stumbles over that.
             entries.append({"action": action, "addr": address, "size": size, "frames": [], "category": "unknown", **at})
     return entries
@@ -120,8 +126,8 @@ def _segments(trace: RankTrace, device: int, frames: _Frames) -> list[dict[str, 
     events = trace.events
     live: dict[int, tuple[int, int]] = {}  # address: (bytes, stream)
     here = events["device"] == device
-    for event in events[here & np.isin(events["kind"], (Kind.SEGMENT_ALLOC, Kind.SEGMENT_FREE))]:
-        if event["kind"] == Kind.SEGMENT_ALLOC:
+    for event in events[here & np.isin(events["kind"], (EventKind.SEGMENT_ALLOC, EventKind.SEGMENT_FREE))]:
+        if event["kind"] == EventKind.SEGMENT_ALLOC:
             live[int(event["a"])] = int(event["b"]), trace.streams[int(event["stream"])][1] if trace.streams else 0
         else:
             live.pop(int(event["a"]), None)

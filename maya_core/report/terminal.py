@@ -10,9 +10,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from maya_core.report import words
+from maya_core.report import wording
 from maya_core.report.prediction import Compiled, DeviceMemory, Prediction, Time
-from maya_core.trace.wording import ranks_in_words
+from maya_core.trace.call_names import ranks_in_words
 
 MOST_RANKS, MOST_ROWS, MOST_TOP, BAR = 16, 8, 6, 44
 
@@ -33,9 +33,9 @@ def render(prediction: Prediction) -> Any:
         lines.append(_where(prediction.time))
     if len(prediction.world.emulated_ranks) > 1:
         lines.append(_ranks(prediction))
-    crowded = prediction.memory.crowded
-    if crowded is not None:
-        lines.append(_memory(crowded, len(prediction.memory.ranks) > 1))
+    fullest = prediction.memory.fullest
+    if fullest is not None:
+        lines.append(_memory(fullest, len(prediction.memory.ranks) > 1))
     if prediction.top_modules and prediction.step_time_s:
         lines += [_modules(prediction), _kernels(prediction)]
     if prediction.communication:
@@ -51,7 +51,7 @@ def render(prediction: Prediction) -> Any:
 def _compiled(compiled: Compiled) -> str:
     graphs = f"{compiled.graphs} graph{'s' * (compiled.graphs != 1)}"
     kernels = f"{compiled.triton_kernels_per_step:,} Triton kernels a step"
-    return f"Compiled: {graphs}, {kernels}. Compiling took {words.seconds(compiled.compile_s)} here and is in none of these times."
+    return f"Compiled: {graphs}, {kernels}. Compiling took {wording.seconds(compiled.compile_s)} here and is in none of these times."
 
 
 def _title(prediction: Prediction) -> str:
@@ -98,22 +98,26 @@ def _figures(prediction: Prediction) -> list[tuple[str, Any, str]]:
         why = "it would hang" if prediction.hangs else "no optimizer step was seen to its end"
         rows.append(("step time", Text("not known", style="yellow"), why))
         if prediction.recorded_s and prediction.trace.ended != "failed":
-            rows.append(("whole run", words.seconds(prediction.recorded_s), "all that the program asked of its GPUs"))
+            rows.append(("whole run", wording.seconds(prediction.recorded_s), "all that the program asked of its GPUs"))
     else:
         low, high = prediction.step_time_range_s or (prediction.step_time_s,) * 2
         warm = (
-            f"; the first one with its start-up {words.seconds(prediction.warm_up_s)}" if prediction.warm_up_s else ""
+            f"; the first one with its start-up {wording.seconds(prediction.warm_up_s)}" if prediction.warm_up_s else ""
         )
         rows.append(
-            ("step time", words.seconds(prediction.step_time_s), f"{words.seconds(low)} to {words.seconds(high)}{warm}")
+            (
+                "step time",
+                wording.seconds(prediction.step_time_s),
+                f"{wording.seconds(low)} to {wording.seconds(high)}{warm}",
+            )
         )
     work = prediction.throughput
     if prediction.tokens_per_s and prediction.tokens_per_s_per_gpu:
         rows.append(
             (
                 "throughput",
-                f"{words.count(prediction.tokens_per_s)} tokens/s",
-                f"{words.count(prediction.tokens_per_s_per_gpu)} per GPU; {words.count(work.tokens_per_step or 0)} a step: {work.detail}",
+                f"{wording.count(prediction.tokens_per_s)} tokens/s",
+                f"{wording.count(prediction.tokens_per_s_per_gpu)} per GPU; {wording.count(work.tokens_per_step or 0)} a step: {work.detail}",
             )
         )
     if prediction.samples_per_s:
@@ -121,8 +125,8 @@ def _figures(prediction: Prediction) -> list[tuple[str, Any, str]]:
         rows.append(
             (
                 "" if prediction.tokens_per_s else "throughput",
-                f"{words.count(prediction.samples_per_s)} samples/s",
-                f"{words.count(work.samples_per_step or 0)} a step{detail}",
+                f"{wording.count(prediction.samples_per_s)} samples/s",
+                f"{wording.count(work.samples_per_step or 0)} a step{detail}",
             )
         )
     if work.source == "unknown" and prediction.step_time_s:
@@ -133,17 +137,17 @@ def _figures(prediction: Prediction) -> list[tuple[str, Any, str]]:
             (
                 "MFU",
                 f"{prediction.mfu:.1%}",
-                f"HFU {prediction.hfu:.1%}, of the {peak}; {words.flops(prediction.flops.model)} a step",
+                f"HFU {prediction.hfu:.1%}, of the {peak}; {wording.flops(prediction.flops.model)} a step",
             )
         )
     rows += _money(prediction)
-    crowded = prediction.memory.crowded
-    if crowded is not None:
+    fullest = prediction.memory.fullest
+    if fullest is not None:
         rows.append(
             (
                 "memory",
-                _used(crowded),
-                _verdict(crowded),
+                _used(fullest),
+                _verdict(fullest),
             )
         )
     return rows
@@ -153,21 +157,21 @@ def _money(prediction: Prediction) -> list[tuple[str, Any, str]]:
     rows: list[tuple[str, Any, str]] = []
     cost, energy = prediction.cost, prediction.energy
     if cost is not None and cost.usd_per_1k_steps is not None and cost.usd_per_hour is not None:
-        more = [f"{words.money(cost.usd_per_hour)} an hour ({cost.price})"]
+        more = [f"{wording.money(cost.usd_per_hour)} an hour ({cost.price})"]
         if cost.usd_per_million_tokens is not None:
-            more.append(f"{words.money(cost.usd_per_million_tokens)} a million tokens")
+            more.append(f"{wording.money(cost.usd_per_million_tokens)} a million tokens")
         if cost.usd_per_epoch is not None:
             more.append(
-                f"{words.money(cost.usd_per_epoch)} an epoch of {prediction.throughput.steps_per_epoch:,} steps"
+                f"{wording.money(cost.usd_per_epoch)} an epoch of {prediction.throughput.steps_per_epoch:,} steps"
             )
-        rows.append(("cost", f"{words.money(cost.usd_per_1k_steps)} per 1,000 steps", "; ".join(more)))
+        rows.append(("cost", f"{wording.money(cost.usd_per_1k_steps)} per 1,000 steps", "; ".join(more)))
     elif cost is None and prediction.step_time_s:
         rows.append(("cost", Text("not known", style="yellow"), "no price for this GPU: give --price-per-gpu-hour"))
     if energy is not None:
         rows.append(
             (
                 "energy",
-                f"{words.energy(energy.kwh_per_1k_steps)} per 1,000 steps",
+                f"{wording.energy(energy.kwh_per_1k_steps)} per 1,000 steps",
                 f"{energy.average_w_per_gpu:,.0f} W a GPU",
             )
         )
@@ -175,20 +179,18 @@ def _money(prediction: Prediction) -> list[tuple[str, Any, str]]:
 
 
 def _used(memory: DeviceMemory) -> str:
-    return words.size(memory.peak_reserved_bytes + memory.outside_allocator_bytes)
+    return wording.size(memory.peak_reserved_bytes + memory.outside_allocator_bytes)
 
 
 def _verdict(memory: DeviceMemory) -> str:
     free = memory.capacity_bytes - memory.peak_reserved_bytes - memory.outside_allocator_bytes
     if memory.fits:
-        return f"of {words.size(memory.capacity_bytes)}: fits, {words.size(free)} free at the most crowded"
+        return f"of {wording.size(memory.capacity_bytes)}: fits, {wording.size(free)} free at the most fullest"
     if memory.fits is None:
-        return (
-            f"of {words.size(memory.capacity_bytes)}: not known to fit, the program did not get to its end on this GPU"
-        )
+        return f"of {wording.size(memory.capacity_bytes)}: not known to fit, the program did not get to its end on this GPU"
     if memory.out_of_memory_bytes is None:
-        return f"of {words.size(memory.capacity_bytes)}: DOES NOT FIT"
-    return f"of {words.size(memory.capacity_bytes)}: DOES NOT FIT, out of memory asking for {words.size(memory.out_of_memory_bytes)} in step {memory.out_of_memory_step}"
+        return f"of {wording.size(memory.capacity_bytes)}: DOES NOT FIT"
+    return f"of {wording.size(memory.capacity_bytes)}: DOES NOT FIT, out of memory asking for {wording.size(memory.out_of_memory_bytes)} in step {memory.out_of_memory_step}"
 
 
 def _where(time: Time) -> Any:
@@ -203,7 +205,7 @@ def _where(time: Time) -> Any:
             legend.append(f"{name} {seconds / total:.1%}  ")
     if time.communication_s > 0:
         legend.append(
-            f"({time.hidden_communication_s / time.communication_s:.0%} of the {words.seconds(time.communication_s)} of communication is hidden)",
+            f"({time.hidden_communication_s / time.communication_s:.0%} of the {wording.seconds(time.communication_s)} of communication is hidden)",
             style="dim",
         )
     return Padding(Group(bar, legend), (1, 0, 1, 0))
@@ -217,7 +219,7 @@ def _ranks(prediction: Prediction) -> Table:
     for memory in prediction.memory.ranks[:MOST_RANKS]:
         time = times.get(memory.rank)
         shares = (
-            [words.seconds(time.step_time_s)]
+            [wording.seconds(time.step_time_s)]
             + [
                 f"{getattr(time, name) / time.step_time_s:.0%}"
                 for name in ("compute_s", "exposed_communication_s", "waiting_s", "host_s")
@@ -229,8 +231,8 @@ def _ranks(prediction: Prediction) -> Table:
         table.add_row(
             str(memory.rank),
             *shares,
-            words.size(memory.peak_allocated_bytes),
-            words.size(memory.peak_reserved_bytes),
+            wording.size(memory.peak_allocated_bytes),
+            wording.size(memory.peak_reserved_bytes),
             fits,
         )
     if len(prediction.memory.ranks) > MOST_RANKS:
@@ -241,7 +243,7 @@ def _ranks(prediction: Prediction) -> Table:
 def _memory(memory: DeviceMemory, several: bool) -> Table:
     style = "green" if memory.fits else "yellow" if memory.fits is None else "bold red"
     table = PlainTable(
-        title=f"Memory of rank {memory.rank}, GPU {memory.device}, the most crowded" if several else "Memory",
+        title=f"Memory of rank {memory.rank}, GPU {memory.device}, the most fullest" if several else "Memory",
         title_justify="left", title_style="bold", caption=Text(f"{_used(memory)} {_verdict(memory)}\n", style=style),
         caption_justify="left", box=box.SIMPLE, show_header=False, pad_edge=False,
     )  # fmt: skip
@@ -254,30 +256,30 @@ def _memory(memory: DeviceMemory, several: bool) -> Table:
             f"step {memory.peak_step}",
             memory.peak_phase,
             memory.peak_module,
-            words.short_source(memory.peak_source),
+            wording.short_source(memory.peak_source),
         )
         if part
     )
-    table.add_row("peak allocated", words.size(memory.peak_allocated_bytes), f"made by {where}")
+    table.add_row("peak allocated", wording.size(memory.peak_allocated_bytes), f"made by {where}")
     for category, count in memory.by_category_bytes.items():
         if count:
             largest = next((row for row in memory.at_peak if row.category == category), None)
             told = f"{count / memory.peak_allocated_bytes:.0%}"
             if largest is not None:
-                place = " ".join(part for part in (largest.module, words.short_source(largest.source)) if part)
+                place = " ".join(part for part in (largest.module, wording.short_source(largest.source)) if part)
                 told += (
                     f", most of it {place}"
                     if place and largest.bytes > count / 2
-                    else f", {words.size(largest.bytes)} {place}"
+                    else f", {wording.size(largest.bytes)} {place}"
                     if place
                     else ""
                 )
-            table.add_row(f"  {category.replace('_', ' ')}", words.size(count), told)
-    table.add_row("peak reserved", words.size(memory.peak_reserved_bytes), "held by PyTorch's caching allocator")
+            table.add_row(f"  {category.replace('_', ' ')}", wording.size(count), told)
+    table.add_row("peak reserved", wording.size(memory.peak_reserved_bytes), "held by PyTorch's caching allocator")
     for name, count in memory.outside_bytes.items():
         if count:
-            table.add_row("outside", words.size(count), name)
-    table.add_row("capacity", words.size(memory.capacity_bytes), "")
+            table.add_row("outside", wording.size(count), name)
+    table.add_row("capacity", wording.size(memory.capacity_bytes), "")
     return table
 
 
@@ -285,10 +287,10 @@ def _modules(prediction: Prediction) -> Table:
     table = plain_table("GPU time by module", "module", ">forward", ">backward", ">recomputed", ">optimizer", ">share")
     whole = sum(module.seconds for module in prediction.top_modules) or 1.0
     for module in prediction.top_modules[:MOST_TOP]:
-        again, steps = (words.seconds(part) if part else "-" for part in (module.recompute_s, module.optimizer_s))
+        again, steps = (wording.seconds(part) if part else "-" for part in (module.recompute_s, module.optimizer_s))
         share = f"{module.seconds / whole:.0%}"
         table.add_row(
-            module.name, words.seconds(module.forward_s), words.seconds(module.backward_s), again, steps, share
+            module.name, wording.seconds(module.forward_s), wording.seconds(module.backward_s), again, steps, share
         )
     return table
 
@@ -297,7 +299,7 @@ def _kernels(prediction: Prediction) -> Table:
     table = plain_table("GPU time by kernel", "op", "of", ">calls", ">time", "known")
     for kernel in prediction.top_kernels[:MOST_TOP]:
         name = kernel.name.removeprefix("_scaled_dot_product_")
-        table.add_row(name, kernel.shapes, f"{kernel.calls:,}", words.seconds(kernel.seconds), kernel.provenance)
+        table.add_row(name, kernel.shapes, f"{kernel.calls:,}", wording.seconds(kernel.seconds), kernel.provenance)
     return table
 
 
@@ -310,8 +312,8 @@ def _communication(prediction: Prediction) -> Table:
             f"{row.backend} {row.group}",
             f"{row.group_size:,}",
             f"{row.calls:,}",
-            words.size(row.bytes),
-            words.seconds(row.seconds),
+            wording.size(row.bytes),
+            wording.seconds(row.seconds),
             rate,
         )
     return table

@@ -12,7 +12,7 @@ from maya_core.trace.call import Call, Tensor
 from maya_core.trace.communication import POINT_TO_POINT
 from maya_core.trace.job import JobTrace
 from maya_core.trace.rank import RankTrace
-from maya_core.trace.schema import Kind, Phase
+from maya_core.trace.schema import EventKind, Phase
 
 INTEGERS = ("Long", "Int")
 # In a forward pass these make one result of many ranks' parts: their ranks work on the same samples. (FSDP only gathers there.)
@@ -100,7 +100,7 @@ def _from_integers(analysis: Analysis, loaded: Throughput | None) -> Throughput 
     for rank, trace in analysis.job.ranks.items():
         where, steps = analysis.steady_events(rank)
         ops = trace.events[where]
-        ops = ops[ops["kind"] == Kind.OP]
+        ops = ops[ops["kind"] == EventKind.OP]
         totals: dict[
             tuple[int, int], list[float]
         ] = {}  # by the embedding's module, and by op: forward and backward tell the same
@@ -177,7 +177,9 @@ def _replicas(job: JobTrace) -> int:
 
 def _sharing(trace: RankTrace) -> Iterable[tuple[int, ...]]:
     """Groups of ranks that work on the same samples."""
-    collectives = trace.events[(trace.events["kind"] == Kind.COLLECTIVE) & (trace.events["phase"] == Phase.FORWARD)]
+    collectives = trace.events[
+        (trace.events["kind"] == EventKind.COLLECTIVE) & (trace.events["phase"] == Phase.FORWARD)
+    ]
     # Outside any module a forward reduction is the loop's own: a loss averaged for the log, say.
     inside = set(np.unique(collectives["subject"][collectives["module"] > 0]).tolist())
     for number, call in enumerate(trace.collectives):

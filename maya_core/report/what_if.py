@@ -11,7 +11,7 @@ from rich.text import Text
 
 from maya_core.errors import MayaError
 from maya_core.hardware.cluster import Cluster, cluster
-from maya_core.report import words
+from maya_core.report import wording
 from maya_core.report.prediction import Prediction
 from maya_core.report.terminal import plain_table
 from maya_core.trace.job import JobTrace
@@ -86,11 +86,11 @@ def comparison(names: list[str], predictions: list[Prediction]) -> Table:
         if not prediction.step_time_s or not first.step_time_s:
             return "-"
         change = "" if prediction is first else f" ({first.step_time_s / prediction.step_time_s:.2f} x)"
-        return words.seconds(prediction.step_time_s) + change
+        return wording.seconds(prediction.step_time_s) + change
 
     row("step time", [faster(each) for each in predictions])
-    row("tokens/s", [words.count(each.tokens_per_s) if each.tokens_per_s else "-" for each in predictions])
-    row("samples/s", [words.count(each.samples_per_s) if each.samples_per_s else "-" for each in predictions])
+    row("tokens/s", [wording.count(each.tokens_per_s) if each.tokens_per_s else "-" for each in predictions])
+    row("samples/s", [wording.count(each.samples_per_s) if each.samples_per_s else "-" for each in predictions])
     row("MFU", [f"{each.mfu:.1%}" if each.mfu is not None else "-" for each in predictions])
     row("exposed communication", [_share(each, "exposed_communication_s") for each in predictions])
     row("waiting", [_share(each, "waiting_s") for each in predictions])
@@ -120,12 +120,12 @@ def _share(prediction: Prediction, name: str) -> str:
 
 def _dollars(prediction: Prediction) -> str:
     cost = prediction.cost
-    return words.money(cost.usd_per_1k_steps) if cost and cost.usd_per_1k_steps is not None else "-"
+    return wording.money(cost.usd_per_1k_steps) if cost and cost.usd_per_1k_steps is not None else "-"
 
 
 def _memory(prediction: Prediction) -> str:
-    crowded = prediction.memory.crowded
-    if crowded is None:
+    fullest = prediction.memory.fullest
+    if fullest is None:
         return "-"
     fits = {True: "fits", False: "does not fit", None: "not known to fit"}[prediction.memory.fits]
-    return f"{words.size(crowded.peak_reserved_bytes + crowded.outside_allocator_bytes)} of {words.size(crowded.capacity_bytes)}, {fits}"
+    return f"{wording.size(fullest.peak_reserved_bytes + fullest.outside_allocator_bytes)} of {wording.size(fullest.capacity_bytes)}, {fits}"

@@ -18,11 +18,11 @@ from maya_core.errors import MayaError
 from maya_core.hardware.catalog import DEFAULT_GPU, find_gpu, use_hardware_file
 from maya_core.hardware.units import read_count, read_duration, read_share
 from maya_core.launch.signals import ended_by_signal
-from maya_core.report.files import Made, check_target, write_file
+from maya_core.report.files import FileKind, check_target, write_file
 from maya_core.report.prediction import Prediction
 from maya_core.search import result
 from maya_core.search.executors import Executor, LocalExecutor, RayExecutor
-from maya_core.search.recipe import Job
+from maya_core.search.recipe import CheckedRecipe
 from maya_core.search.shipped import find_recipe, new_recipe, shipped
 from maya_core.search.study import OBJECTIVES, SAMPLERS, Goal, Plan, Search, Trial
 from maya_core.search.trial import task_of
@@ -207,7 +207,7 @@ def search(
 
 
 def goal_of(
-    job: Job, objective: str | None, pareto: bool, tokens: str | None, samples: str | None, deadline: str | None,
+    job: CheckedRecipe, objective: str | None, pareto: bool, tokens: str | None, samples: str | None, deadline: str | None,
     budget: str | None, margin: str | None,
 ) -> Goal:  # fmt: skip
     constraints = job.recipe.constraints
@@ -371,11 +371,11 @@ def _counts(text: str | None) -> list[int]:
     return found
 
 
-def _sizes_table(job: Job, sizes: list, goal: Goal) -> Table:
-    from maya_core.report import words
+def _sizes_table(job: CheckedRecipe, sizes: list, goal: Goal) -> Table:
+    from maya_core.report import wording
     from maya_core.report.terminal import plain_table
 
-    title = f"{job.name}, {words.count(goal.tokens or goal.samples)} {'tokens' if goal.tokens else 'samples'}"
+    title = f"{job.name}, {wording.count(goal.tokens or goal.samples)} {'tokens' if goal.tokens else 'samples'}"
     table = plain_table(title, "cluster", ">time", ">cost", ">step time", ">MFU", "")
     for one in sizes:
         days = (
@@ -386,7 +386,7 @@ def _sizes_table(job: Job, sizes: list, goal: Goal) -> Table:
             else "-"
         )
         table.add_row(
-            one.name, days, f"${one.usd:,.0f}" if one.usd else "-", words.seconds(one.outcome.step_time_s),
+            one.name, days, f"${one.usd:,.0f}" if one.usd else "-", wording.seconds(one.outcome.step_time_s),
             f"{one.outcome.mfu:.1%}" if one.outcome.mfu is not None else "-", one.broken or "does",
         )  # fmt: skip
     return table
@@ -431,9 +431,9 @@ def check(
     before = gate.read_baseline(baseline) if baseline else None
     kept = gate.read_baseline(write_baseline) if write_baseline and write_baseline.exists() else None
     written = (
-        (write_baseline, Made.BASELINE, lambda verdicts: gate.baseline_of(verdicts, kept)),
-        (junit, Made.JUNIT, gate.junit),
-        (markdown, Made.MARKDOWN, gate.markdown),
+        (write_baseline, FileKind.BASELINE, lambda verdicts: gate.baseline_of(verdicts, kept)),
+        (junit, FileKind.JUNIT, gate.junit),
+        (markdown, FileKind.MARKDOWN, gate.markdown),
     )
     for path, kind, _ in written:
         if path is not None:
@@ -464,7 +464,7 @@ class _Subject:
     """What `maya check` is asked about: a recipe, or the folder of a run."""
 
     name: str
-    recipe: Job | None = None
+    recipe: CheckedRecipe | None = None
     folder: Path | None = None
 
 
@@ -502,7 +502,7 @@ def _recorded(folder: Path, profile: str | None, hardware: Path | None) -> Predi
     """As `maya run` told it, by its own options; anew where other hardware or another calibration is asked for."""
     from maya_core.report.analysis import Options
     from maya_core.report.files import read_prediction
-    from maya_core.report.predict import predict
+    from maya_core.report.summary import predict
     from maya_core.report.what_if import recorded_cluster
     from maya_core.trace.job import PREDICTION, read_job
 

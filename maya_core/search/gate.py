@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from maya_core.errors import MayaError
-from maya_core.report import words
+from maya_core.report import wording
 from maya_core.report.prediction import Prediction
 
 
@@ -29,10 +29,10 @@ class Figures(BaseModel):
 
     @classmethod
     def of(cls, prediction: Prediction) -> Figures:
-        crowded, cost = prediction.memory.crowded, prediction.cost
+        fullest, cost = prediction.memory.fullest, prediction.cost
         return cls(
-            memory_bytes=crowded.peak_reserved_bytes + crowded.outside_allocator_bytes if crowded else None,
-            capacity_bytes=crowded.capacity_bytes if crowded else None,
+            memory_bytes=fullest.peak_reserved_bytes + fullest.outside_allocator_bytes if fullest else None,
+            capacity_bytes=fullest.capacity_bytes if fullest else None,
             fits=False if prediction.hangs else prediction.memory.fits,
             step_time_s=prediction.step_time_s,
             usd_per_1k_steps=cost.usd_per_1k_steps if cost else None,
@@ -87,9 +87,9 @@ class Verdict:
 
 # What is judged: name, figure, how it is written, and the limit that holds for it.
 JUDGED = (
-    ("memory", "memory_bytes", words.size, "max_memory_bytes"),
-    ("step time", "step_time_s", words.seconds, "max_step_time_s"),
-    ("cost per 1,000 steps", "usd_per_1k_steps", words.money, "max_usd_per_1k_steps"),
+    ("memory", "memory_bytes", wording.size, "max_memory_bytes"),
+    ("step time", "step_time_s", wording.seconds, "max_step_time_s"),
+    ("cost per 1,000 steps", "usd_per_1k_steps", wording.money, "max_usd_per_1k_steps"),
 )
 
 
@@ -120,9 +120,9 @@ def judge(job: str, prediction: Prediction, limits: Limits, baseline: Baseline |
 
 
 def _fits(prediction: Prediction, figures: Figures) -> Check:
-    found = words.size(figures.memory_bytes)
+    found = wording.size(figures.memory_bytes)
     if prediction.memory.fits is False:  # ranks may wait for the one that failed for it, which is no hang of their own
-        return Check("fits", False, "out of memory", words.size(figures.capacity_bytes))
+        return Check("fits", False, "out of memory", wording.size(figures.capacity_bytes))
     if prediction.hangs:
         return Check("runs", False, "hangs", "", prediction.hangs[0])
     if figures.step_time_s is None:
@@ -130,8 +130,8 @@ def _fits(prediction: Prediction, figures: Figures) -> Check:
     if prediction.trace.ended == "failed":
         return Check("runs", False, "failed", "", "the program ended with an error")
     if prediction.memory.fits is None:
-        return Check("fits", False, found, words.size(figures.capacity_bytes), "not known")
-    return Check("fits", True, found, words.size(figures.capacity_bytes))
+        return Check("fits", False, found, wording.size(figures.capacity_bytes), "not known")
+    return Check("fits", True, found, wording.size(figures.capacity_bytes))
 
 
 def failed(job: str, why: str) -> Verdict:

@@ -13,7 +13,7 @@ from torch.distributed.run import get_use_env
 from maya_core.errors import MayaError
 from maya_core.launch import torchrun
 from maya_core.launch.run import launcher_in
-from maya_core.search.recipe import Job, Point, Program
+from maya_core.search.recipe import CheckedRecipe, Point, Program
 
 # SkyPilot's names of accelerators, where they are not the catalog's in capitals.
 SKY = {
@@ -28,7 +28,7 @@ IMAGE = "your-registry/your-image:tag"
 MADE = "# Written by `maya size`."
 
 
-def write_files(job: Job, point: Point, folder: Path) -> list[Path]:
+def write_files(job: CheckedRecipe, point: Point, folder: Path) -> list[Path]:
     """All three, in a folder of their own."""
     texts = {
         "job.slurm": slurm(job, point),
@@ -55,7 +55,7 @@ def _yaml(content: dict[str, Any], note: str = "") -> str:
     return f"{MADE}\n{note}" + yaml.safe_dump(content, sort_keys=False, width=200)
 
 
-def _needed(job: Job, point: Point) -> str:
+def _needed(job: CheckedRecipe, point: Point) -> str:
     """What an image has to bring."""
     files = _elsewhere(_on_a_node(job.program(point), []))
     there = f", and {', '.join(files)} at the same path" if files else ""
@@ -97,7 +97,7 @@ def _shell(words: list[str]) -> str:
     return " ".join(word if "$" in word else shlex.quote(word) for word in words)
 
 
-def slurm(job: Job, point: Point) -> str:
+def slurm(job: CheckedRecipe, point: Point) -> str:
     program = job.program(point)
     rendezvous = [
         f"--nnodes={program.nodes}", f"--nproc-per-node={program.gpus_per_node}", "--rdzv-backend=c10d",
@@ -126,7 +126,7 @@ def slurm(job: Job, point: Point) -> str:
     )
 
 
-def pytorchjob(job: Job, point: Point) -> dict[str, Any]:
+def pytorchjob(job: CheckedRecipe, point: Point) -> dict[str, Any]:
     """Kubeflow's training operator, kubeflow.org/v1. It sets PET_NNODES, PET_NODE_RANK and the master for torchrun itself."""
     program = job.program(point)
     container = {
@@ -153,7 +153,7 @@ def pytorchjob(job: Job, point: Point) -> dict[str, Any]:
     }
 
 
-def skypilot(job: Job, point: Point) -> dict[str, Any]:
+def skypilot(job: CheckedRecipe, point: Point) -> dict[str, Any]:
     program = job.program(point)
     gpu = job.cluster_of(point).board or ""
     rendezvous = [

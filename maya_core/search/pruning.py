@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from maya_core.search.recipe import Job, Point
+from maya_core.search.recipe import CheckedRecipe, Point
 
 Figure = Literal["memory", "time"]
 
@@ -15,7 +15,7 @@ Figure = Literal["memory", "time"]
 class Pruner:
     """Knows the configurations that ran out of memory, and those that may be chosen."""
 
-    job: Job
+    job: CheckedRecipe
     _full: list[Point] = field(default_factory=list)
     _chosen: list[Point] = field(default_factory=list)
 

@@ -31,11 +31,11 @@ PLACE = re.compile(r"\{(\w+)\}")
 Point = dict[str, Value]  # a value of every knob, by name
 
 
-class Strict(BaseModel):
+class RecipePart(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class ClusterSpec(Strict):
+class ClusterSpec(RecipePart):
     """What the job runs on unless a knob says otherwise."""
 
     gpu: str | None = None
@@ -57,7 +57,7 @@ def _shorthand(value: object) -> object:
     return {"values": value} if isinstance(value, list) else value
 
 
-class Knob(Strict):
+class Knob(RecipePart):
     """A choice. Values stand in the command as they are, or, given as `name: words`, by the words."""
 
     values: list[Value] | dict[str, str]
@@ -75,7 +75,7 @@ class Knob(Strict):
         return self.values[str(value)] if isinstance(self.values, dict) else str(value)
 
 
-class Constraints(Strict):
+class Constraints(RecipePart):
     """What a configuration has to keep to, beside fitting into memory."""
 
     memory_margin: Share = 0.0  # of a GPU's memory, to be left free
@@ -83,14 +83,14 @@ class Constraints(Strict):
     max_usd_per_1k_steps: PositiveFloat | None = None
 
 
-class Sizes(Strict):
+class SizeChoices(RecipePart):
     """What `maya size` walks unless told otherwise."""
 
     gpus: list[str] = []
     nodes: list[PositiveInt] = []
 
 
-class Published(Strict):
+class Published(RecipePart):
     """A figure somebody measured with this job."""
 
     figure: str  # a name of the prediction's: step_time_s, tokens_per_s_per_gpu, mfu, ...
@@ -102,7 +102,7 @@ class Published(Strict):
 Knobs = dict[str, Annotated[Knob, BeforeValidator(_shorthand)]]
 
 
-class Recipe(Strict):
+class Recipe(RecipePart):
     """The file. `docs/recipes.md` has every field."""
 
     about: str
@@ -118,7 +118,7 @@ class Recipe(Strict):
     tokens_per_step: str | None = None
     constraints: Constraints = Constraints()
     objective: Literal["step_time", "cost", "tokens_per_dollar", "samples_per_dollar"] = "step_time"
-    sizes: Sizes = Sizes()
+    sizes: SizeChoices = SizeChoices()
     published: list[Published] = []
     environment: dict[str, str] = {}
     attention: str = DEFAULT_ATTENTION
@@ -143,7 +143,7 @@ class Program(BaseModel):
         return " ".join([*environment, shlex.join(self.words)])
 
 
-class Job:
+class CheckedRecipe:
     """A recipe that has been checked, and where it is from."""
 
     def __init__(self, recipe: Recipe, path: Path, lines: dict[tuple[Any, ...], int], *, checked: bool = True) -> None:
@@ -163,9 +163,9 @@ class Job:
         if checked:
             self._check()
 
-    def on(self, recipe: Recipe) -> Job:
+    def on(self, recipe: Recipe) -> CheckedRecipe:
         """The same file with another recipe in it: another cluster, say."""
-        return Job(recipe, self.path, self._lines, checked=False)
+        return CheckedRecipe(recipe, self.path, self._lines, checked=False)
 
     # ---- points ----
 
@@ -374,7 +374,7 @@ class Job:
                 raise self._wrong(f"command not found: '{program}'", "command")
 
 
-def read_recipe(path: Path) -> Job:
+def read_recipe(path: Path) -> CheckedRecipe:
     """A recipe's file, or a MayaError that names the line."""
     try:
         text = path.read_text()
@@ -403,7 +403,7 @@ def read_recipe(path: Path) -> Job:
         raise MayaError(
             f"{path}, line {line_of(lines, where)}: {told}: {first['msg']}.", "docs/recipes.md has every field."
         ) from error
-    return Job(recipe, path, lines)
+    return CheckedRecipe(recipe, path, lines)
 
 
 def _lines_of(node: Any, where: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], int]:

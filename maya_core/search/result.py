@@ -12,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 import maya_core
-from maya_core.report import words
-from maya_core.report.files import Made, write_file
+from maya_core.report import wording
+from maya_core.report.files import FileKind, write_file
 from maya_core.report.terminal import plain_table
-from maya_core.search.recipe import Job, Point
+from maya_core.search.recipe import CheckedRecipe, Point
 from maya_core.search.study import LEFT_OUT, Search, Trial
 from maya_core.search.trial import Outcome
 
@@ -23,7 +23,7 @@ SHOWN = 10
 RESULT, PICTURE = "result.json", "pareto.png"
 
 
-def knobs_in_words(job: Job, point: Point) -> str:
+def knobs_in_words(job: CheckedRecipe, point: Point) -> str:
     """Only what matters there."""
     canonical = job.canonical(point)
     return ", ".join(f"{name} {canonical[name]}" for name in job.knobs)
@@ -61,23 +61,23 @@ def _figures(trial: Trial) -> list[str]:
     found = trial.outcome
     if trial.broken is not None:
         return [
-            trial.broken if found.step_time_s is None else f"{words.seconds(found.step_time_s)}, {trial.broken}",
+            trial.broken if found.step_time_s is None else f"{wording.seconds(found.step_time_s)}, {trial.broken}",
             "-",
             _memory(found),
             "-",
         ]
     return [
-        words.seconds(found.step_time_s),
+        wording.seconds(found.step_time_s),
         f"{found.mfu:.1%}" if found.mfu is not None else "-",
         _memory(found),
-        words.money(found.usd_per_1k_steps) if found.usd_per_1k_steps is not None else "-",
+        wording.money(found.usd_per_1k_steps) if found.usd_per_1k_steps is not None else "-",
     ]
 
 
 def _memory(found: Outcome) -> str:
     if not found.used_bytes or not found.capacity_bytes:
         return "-"
-    return f"{found.used_bytes / 2**30:.1f} of {words.size(found.capacity_bytes)}"
+    return f"{found.used_bytes / 2**30:.1f} of {wording.size(found.capacity_bytes)}"
 
 
 def told(search: Search) -> RenderableType:
@@ -111,7 +111,7 @@ def saved(search: Search) -> str | None:
     faster = f"{first.step_time_s / best.step_time_s:.2f} times as fast as the default"
     if first.usd_per_1k_steps and best.usd_per_1k_steps:
         cheaper = 1 - best.usd_per_1k_steps / first.usd_per_1k_steps
-        return f"{faster}, and 1,000 steps cost {words.money(best.usd_per_1k_steps)} instead of {words.money(first.usd_per_1k_steps)}: {cheaper:.0%} saved."
+        return f"{faster}, and 1,000 steps cost {wording.money(best.usd_per_1k_steps)} instead of {wording.money(first.usd_per_1k_steps)}: {cheaper:.0%} saved."
     return faster + "."
 
 
@@ -153,11 +153,11 @@ def as_json(search: Search) -> dict[str, Any]:
 
 def write(search: Search, folder: Path) -> list[Path]:
     written = [folder / RESULT]
-    write_file(folder / RESULT, json.dumps(as_json(search), indent=1) + "\n", Made.SEARCH)
+    write_file(folder / RESULT, json.dumps(as_json(search), indent=1) + "\n", FileKind.SEARCH)
     if any(trial.outcome.step_time_s for trial in search.trials):
         picture = draw(search)
         if picture is not None:
-            write_file(folder / PICTURE, picture, Made.FIGURE)
+            write_file(folder / PICTURE, picture, FileKind.FIGURE)
             written.append(folder / PICTURE)
     return written
 
@@ -212,7 +212,7 @@ def draw(search: Search) -> bytes | None:
             marker="*",
             s=220,
             color="#c00000",
-            label=f"best: {words.seconds(best.outcome.step_time_s)}",
+            label=f"best: {wording.seconds(best.outcome.step_time_s)}",
             zorder=3,
         )
     first = search.trials[0]
@@ -223,7 +223,7 @@ def draw(search: Search) -> bytes | None:
             marker="s",
             s=60,
             color="black",
-            label=f"default: {words.seconds(first.outcome.step_time_s)}",
+            label=f"default: {wording.seconds(first.outcome.step_time_s)}",
             zorder=3,
         )
     left.set_xlabel("US dollars per 1,000 steps" if priced and varied else "memory of the fullest GPU, GiB")
@@ -233,7 +233,7 @@ def draw(search: Search) -> bytes | None:
     _draw_course(right, search)
     figure.suptitle(search.job.name)
     data = io.BytesIO()
-    figure.savefig(data, format="png", dpi=120, metadata={"Software": Made.FIGURE.value[1].decode()})
+    figure.savefig(data, format="png", dpi=120, metadata={"Software": FileKind.FIGURE.value[1].decode()})
     plt.close(figure)
     return data.getvalue()
 

@@ -10,7 +10,7 @@ import yaml
 
 import maya_core
 from maya_core.errors import MayaError
-from maya_core.search.recipe import Job, read_recipe
+from maya_core.search.recipe import CheckedRecipe, read_recipe
 
 # Options whose value people would turn, by what they are called.
 TURNED = re.compile(
@@ -32,7 +32,7 @@ def shipped() -> list[Path]:
     return sorted(folder().glob("*.yaml"))
 
 
-def find_recipe(name: str) -> Job:
+def find_recipe(name: str) -> CheckedRecipe:
     """By its path, or by the name of one that is shipped."""
     path = Path(name)
     if path.is_file():

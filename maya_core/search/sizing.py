@@ -11,7 +11,7 @@ from maya_core.errors import MayaError
 from maya_core.hardware.catalog import find_gpu
 from maya_core.hardware.cluster import cluster
 from maya_core.search.executors import Executor
-from maya_core.search.recipe import CLUSTER, Job, Point, Recipe
+from maya_core.search.recipe import CLUSTER, CheckedRecipe, Point, Recipe
 from maya_core.search.study import Goal
 from maya_core.search.trial import Outcome, task_of
 
@@ -38,7 +38,7 @@ class Size:
         return f"{self.gpus} x {self.gpu}"
 
 
-def sized(job: Job, gpu: str, nodes: int) -> Job:
+def sized(job: CheckedRecipe, gpu: str, nodes: int) -> CheckedRecipe:
     """The recipe on another cluster. GPUs come in the nodes they usually come in, no more of them than the recipe uses."""
     spec = job.cluster_of(job.default)
     board = find_gpu(gpu).name
@@ -56,7 +56,7 @@ def sized(job: Job, gpu: str, nodes: int) -> Job:
 
 
 def walk(
-    job: Job,
+    job: CheckedRecipe,
     gpus: list[str],
     nodes: list[int],
     goal: Goal,
@@ -107,7 +107,7 @@ def _order(size: Size) -> tuple[bool, float, float, str]:
     return size.broken is not None, size.usd or never, size.seconds or never, size.name
 
 
-def _impossible(job: Job, gpu: str, nodes: int, point: Point, problem: str) -> Size:
+def _impossible(job: CheckedRecipe, gpu: str, nodes: int, point: Point, problem: str) -> Size:
     outcome = Outcome(status="failed", why=problem)
     per_node = job.recipe.cluster.gpus_per_node or 1
     return Size(gpu, nodes, per_node, point, outcome, f"cannot be: {problem}", None, None)

@@ -22,10 +22,10 @@ from pydantic import BaseModel, ConfigDict
 
 import maya_core
 from maya_core.errors import MayaError
-from maya_core.launch.files_read import stamp
+from maya_core.recording.files_read import stamp
 from maya_core.search.executors import Executor
 from maya_core.search.pruning import Pruner
-from maya_core.search.recipe import Job, Point
+from maya_core.search.recipe import CheckedRecipe, Point
 from maya_core.search.trial import Outcome, Task
 
 Sampler = Literal["tpe", "cmaes", "nsga2", "grid", "random"]
@@ -142,7 +142,7 @@ class Trial:
 class Search:
     """A study of a recipe, in a folder."""
 
-    job: Job
+    job: CheckedRecipe
     goal: Goal
     plan: Plan
     folder: Path

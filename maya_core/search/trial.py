@@ -19,15 +19,15 @@ import maya_core
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import DEFAULT_GPU, use_hardware_file
 from maya_core.hardware.cluster import Cluster, cluster
-from maya_core.launch.files_read import installed, stamp
 from maya_core.predictor.calibration import load_calibration, shipped_digest
+from maya_core.recording.files_read import installed, stamp
 from maya_core.report.prediction import Prediction
-from maya_core.search.recipe import HARDWARE, ClusterSpec, Job, Point, Program
+from maya_core.search.recipe import HARDWARE, CheckedRecipe, ClusterSpec, Point, Program
 
 LOG = "output.log"
 TRACE = "trace"
 LAST_LINES = 12
-MOST_GROUNDS = 2  # processes with a program's modules imported, each some hundred MB
+MOST_FORK_SERVERS = 2  # processes with a program's modules imported, each some hundred MB
 
 Status = Literal["fits", "out of memory", "failed", "hangs", "slower"]  # slower: than another that fits, surely
 
@@ -91,9 +91,11 @@ class Task(BaseModel):
         return program and _digest([program, told, self.pricing])
 
 
-def task_of(job: Job, point: Point, folder: Path, *, profile: str | None = None, hardware: Path | None = None) -> Task:
+def task_of(
+    job: CheckedRecipe, point: Point, folder: Path, *, profile: str | None = None, hardware: Path | None = None
+) -> Task:
     """What is asked of a recipe's configuration. Its answers are kept in the folder."""
-    from maya_core.launch.ground import imports_of
+    from maya_core.launch.fork_server import imports_of
 
     program = job.program(point)
     scripts = [Path(word) for word in program.words if word.endswith(".py")]
@@ -138,7 +140,7 @@ def _digest(told: object) -> str:
 
 
 def outcome_of(prediction: Prediction, log: str = "") -> Outcome:
-    crowded, cost = prediction.memory.crowded, prediction.cost
+    fullest, cost = prediction.memory.fullest, prediction.cost
     status: Status = "fits"
     why = ""
     if (
@@ -160,16 +162,16 @@ def outcome_of(prediction: Prediction, log: str = "") -> Outcome:
         usd_per_1k_steps=cost.usd_per_1k_steps if cost and timed else None,
         usd_per_million_tokens=cost.usd_per_million_tokens if cost and timed else None,
         mfu=prediction.mfu if timed else None,
-        used_bytes=crowded.peak_reserved_bytes + crowded.outside_allocator_bytes if crowded else None,
-        capacity_bytes=crowded.capacity_bytes if crowded else None,
+        used_bytes=fullest.peak_reserved_bytes + fullest.outside_allocator_bytes if fullest else None,
+        capacity_bytes=fullest.capacity_bytes if fullest else None,
         gpus=prediction.world.size,
         gpu=prediction.cluster.gpu,
     )
 
 
 def _memory_words(prediction: Prediction) -> str:
-    crowded = prediction.memory.crowded
-    return f"{crowded.peak_source or 'it'} asks for more than a GPU has" if crowded else "it does not fit"
+    fullest = prediction.memory.fullest
+    return f"{fullest.peak_source or 'it'} asks for more than a GPU has" if fullest else "it does not fit"
 
 
 def cached(task: Task) -> Outcome | None:
@@ -219,8 +221,8 @@ def _from_trace(task: Task, machine: Cluster) -> Outcome | None:
 
 
 def _emulated(task: Task, machine: Cluster, forked: bool = True, also_read: frozenset[str] = frozenset()) -> Outcome:
-    from maya_core.launch.ground import NOT_HERE
-    from maya_core.launch.ranks import Within
+    from maya_core.launch.fork_server import NOT_HERE
+    from maya_core.launch.ranks import RankSetting
     from maya_core.launch.run import run_command, split_command
 
     words = split_command(list(task.program.words))
@@ -229,7 +231,7 @@ def _emulated(task: Task, machine: Cluster, forked: bool = True, also_read: froz
     with tempfile.TemporaryDirectory(prefix="maya-trial-") as place:
         log = Path(place) / LOG
         with log.open("wb") as file:
-            within = Within(own, (file, file), _ground(task, own) if forked else None)
+            within = RankSetting(own, (file, file), _fork_server(task, own) if forked else None)
             told = (
                 {"nodes": None, "gpus": None}
                 if _has_world(words)
@@ -283,7 +285,7 @@ def _has_world(words: list[str]) -> bool:
 
 def _predict(task: Task, job: object, machine: Cluster) -> Prediction:
     from maya_core.report.analysis import Options
-    from maya_core.report.predict import predict
+    from maya_core.report.summary import predict
     from maya_core.trace.job import JobTrace
 
     assert isinstance(job, JobTrace)
@@ -307,30 +309,30 @@ def _cluster(task: Task) -> Cluster:
 
 # ---- what a worker keeps ----
 
-_grounds: dict[str, object] = {}
+_fork_servers: dict[str, object] = {}
 
 
-def _ground(task: Task, environment: dict[str, str]):  # type: ignore[no-untyped-def]
+def _fork_server(task: Task, environment: dict[str, str]):  # type: ignore[no-untyped-def]
     """The process to fork ranks from; of several kinds the last few are kept."""
-    from maya_core.launch.ground import Ground
+    from maya_core.launch.fork_server import ForkServer
 
     key = _digest([task.gpu, task.program.gpus_per_node, environment, task.modules])
-    if key not in _grounds:
-        while len(_grounds) >= MOST_GROUNDS:
-            oldest = _grounds.pop(next(iter(_grounds)))
-            assert isinstance(oldest, Ground)
+    if key not in _fork_servers:
+        while len(_fork_servers) >= MOST_FORK_SERVERS:
+            oldest = _fork_servers.pop(next(iter(_fork_servers)))
+            assert isinstance(oldest, ForkServer)
             oldest.close()
-        _grounds[key] = Ground(
+        _fork_servers[key] = ForkServer(
             task.modules or ["torch"], gpu=task.gpu, gpus=task.program.gpus_per_node, environment=environment
         )
-    return _grounds[key]
+    return _fork_servers[key]
 
 
 def close_worker() -> None:
     """Ends what the worker keeps running."""
-    while _grounds:
-        _, ground = _grounds.popitem()
-        ground.close()  # type: ignore[attr-defined]
+    while _fork_servers:
+        _, fork_server = _fork_servers.popitem()
+        fork_server.close()  # type: ignore[attr-defined]
 
 
 def _list(task: Task) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from maya_core.compiled import compiled, run_compiler
+from maya_core.cpp_build import compiled, run_compiler
 from maya_core.errors import MayaError
 
 SOURCE = Path(__file__).with_name("clock.cpp")
@@ -21,7 +21,7 @@ ENDLESS = 2**62
 FLAGS = ("-O2", "-std=c++20", "-fPIC", "-shared")
 
 
-class Work(enum.IntEnum):
+class WorkKind(enum.IntEnum):
     """Kinds of item, as clock.cpp numbers them."""
 
     COMPUTE = 0

@@ -11,10 +11,10 @@ import enum
 
 import numpy as np
 
-from maya_core.hardware.host import CALL_S, DISPATCH_S, KERNEL_GAP_S, LAUNCH_S, NODE_BYTES_PER_S, TRITON_S
-from maya_core.predictor.predict import TraceDurations
+from maya_core.hardware.host_costs import CALL_S, DISPATCH_S, KERNEL_GAP_S, LAUNCH_S, NODE_BYTES_PER_S, TRITON_S
+from maya_core.predictor.pricing import TraceDurations
 from maya_core.trace.rank import RankTrace
-from maya_core.trace.schema import REPLAYED, Kind, Phase
+from maya_core.trace.schema import REPLAYED, EventKind, Phase
 
 
 class Host(enum.StrEnum):
@@ -25,18 +25,18 @@ class Host(enum.StrEnum):
 def host_seconds(trace: RankTrace, priced: TraceDurations, chosen: np.ndarray, host: Host) -> np.ndarray:
     """The host's time from each of these events' predecessor to itself; `chosen` are places among the trace's events."""
     events = trace.events[chosen]
-    working = events["kind"] == Kind.HOST_WORK  # which is not done under emulation
+    working = events["kind"] == EventKind.HOST_WORK  # which is not done under emulation
     share = NODE_BYTES_PER_S / trace.meta.get("ranks_per_node", 1)
     if host == Host.MEASURED:
         return np.diff(events["time_ns"], prepend=0) * 1e-9 + np.where(working, events["a"] / share, 0.0)
     dispatch = np.zeros(max(Phase) + 1)
     for name, seconds in DISPATCH_S.items():
         dispatch[Phase[name]] = seconds
-    calls = np.zeros(max(Kind) + 1)
+    calls = np.zeros(max(EventKind) + 1)
     for name, seconds in CALL_S.items():
-        calls[Kind[name]] = seconds
+        calls[EventKind[name]] = seconds
     spent = calls[events["kind"]]
-    ops = events["kind"] == Kind.OP
+    ops = events["kind"] == EventKind.OP
     triton = np.array([call.triton is not None for call in trace.calls] or [False])
     dispatched = np.where(triton[events["subject"][ops]], TRITON_S, dispatch[events["phase"][ops]])
     spent[ops] = dispatched + LAUNCH_S * priced.launches[events["subject"][ops]]

@@ -9,33 +9,33 @@ import numpy as np
 
 from maya_core.hardware.cluster import Cluster
 from maya_core.ops.kernel import Copy
-from maya_core.predictor.collectives import batch_seconds, buffer_bytes
+from maya_core.predictor.collective_time import batch_seconds, buffer_bytes
 from maya_core.predictor.placement import Placement, place
-from maya_core.predictor.predict import TraceDurations
-from maya_core.simulator.clock import LinkUse, Schedule, Work
+from maya_core.predictor.pricing import TraceDurations
+from maya_core.simulator.clock import LinkUse, Schedule, WorkKind
 from maya_core.simulator.contention import pressure
 from maya_core.simulator.host import Host, host_seconds, seconds_alone
 from maya_core.trace.communication import POINT_TO_POINT
 from maya_core.trace.dry_run import is_buffered
 from maya_core.trace.job import JobTrace, meetings_of
 from maya_core.trace.rank import RankTrace
-from maya_core.trace.schema import ON_HOST, Kind
+from maya_core.trace.schema import ON_HOST, EventKind
 
 PLAYED = (
-    Kind.OP, Kind.EVENT_RECORD, Kind.EVENT_WAIT, Kind.EVENT_SYNC, Kind.STREAM_SYNC, Kind.DEVICE_SYNC, Kind.STEP_END,
-    Kind.GRAPH_LAUNCH, Kind.COLLECTIVE, Kind.GROUP_END, Kind.HOST_WORK,
+    EventKind.OP, EventKind.EVENT_RECORD, EventKind.EVENT_WAIT, EventKind.EVENT_SYNC, EventKind.STREAM_SYNC, EventKind.DEVICE_SYNC, EventKind.STEP_END,
+    EventKind.GRAPH_LAUNCH, EventKind.COLLECTIVE, EventKind.GROUP_END, EventKind.HOST_WORK,
 )  # fmt: skip
 _SAME = {
-    Kind.EVENT_RECORD: Work.RECORD,
-    Kind.EVENT_WAIT: Work.WAIT,
-    Kind.EVENT_SYNC: Work.HOST_EVENT,
-    Kind.STREAM_SYNC: Work.HOST_LANE,
-    Kind.DEVICE_SYNC: Work.HOST_DEVICE,
-    Kind.STEP_END: Work.MARK,
-    Kind.GRAPH_LAUNCH: Work.MARK,
-    Kind.HOST_WORK: Work.MARK,
-    Kind.COLLECTIVE: Work.MEET,
-    Kind.GROUP_END: Work.MEET,
+    EventKind.EVENT_RECORD: WorkKind.RECORD,
+    EventKind.EVENT_WAIT: WorkKind.WAIT,
+    EventKind.EVENT_SYNC: WorkKind.HOST_EVENT,
+    EventKind.STREAM_SYNC: WorkKind.HOST_LANE,
+    EventKind.DEVICE_SYNC: WorkKind.HOST_DEVICE,
+    EventKind.STEP_END: WorkKind.MARK,
+    EventKind.GRAPH_LAUNCH: WorkKind.MARK,
+    EventKind.HOST_WORK: WorkKind.MARK,
+    EventKind.COLLECTIVE: WorkKind.MEET,
+    EventKind.GROUP_END: WorkKind.MEET,
 }
 
 
@@ -137,30 +137,30 @@ def _items(
     groups, grouped = _groups(trace)
     played = np.isin(events["kind"], PLAYED)
     played[grouped] = False
-    played[[end for end in np.flatnonzero(events["kind"] == Kind.GROUP_END).tolist() if end not in groups]] = False
+    played[[end for end in np.flatnonzero(events["kind"] == EventKind.GROUP_END).tolist() if end not in groups]] = False
     # A trace does not say when a host waits for a message between host tensors: it is taken never to.
-    on_host = (events["kind"] == Kind.COLLECTIVE) & ((events["flags"] & ON_HOST) > 0)
+    on_host = (events["kind"] == EventKind.COLLECTIVE) & ((events["flags"] & ON_HOST) > 0)
     message = np.array([call.op in POINT_TO_POINT for call in trace.collectives] or [False])
     played &= ~(on_host & message[np.where(on_host, events["subject"], 0)])
     subject, event_total = _event_numbers(events, played, first_event)
     chosen = np.flatnonzero(played)
 
     rows = events[chosen]
-    kind = np.zeros(max(Kind) + 1, np.uint8)
+    kind = np.zeros(max(EventKind) + 1, np.uint8)
     for recorded, same in _SAME.items():
         kind[recorded] = same
     kinds = kind[rows["kind"]]
-    kinds[on_host[chosen]] = Work.HOST_MEET
-    ops = rows["kind"] == Kind.OP
+    kinds[on_host[chosen]] = WorkKind.HOST_MEET
+    ops = rows["kind"] == EventKind.OP
     kinds[ops] = _work(durations)[rows["subject"][ops]]
     work = np.zeros(len(chosen))
     work[ops] = seconds_alone(durations)[rows["subject"][ops]]
     subjects = subject[chosen]
-    whole_device = kinds == Work.HOST_DEVICE
+    whole_device = kinds == WorkKind.HOST_DEVICE
     subjects[whole_device] = [devices.get((rank, device), -1) for device in rows["device"][whole_device].tolist()]
     shown = chosen.copy()
     parts = []
-    for number in np.flatnonzero((kinds == Work.MEET) | (kinds == Work.HOST_MEET)).tolist():
+    for number in np.flatnonzero((kinds == WorkKind.MEET) | (kinds == WorkKind.HOST_MEET)).tolist():
         calls = groups.get(int(chosen[number]), [int(chosen[number])])
         shown[number] = calls[0]
         parts.append((number, calls))
@@ -175,11 +175,13 @@ def _groups(trace: RankTrace) -> tuple[dict[int, list[int]], list[int]]:
     """Calls that are one launch, by the event that ends their group; and all of them."""
     found: dict[int, list[int]] = {}
     opened: dict[int, list[int]] = {}  # by stream
-    if not (trace.events["kind"] == Kind.GROUP_BEGIN).any():
+    if not (trace.events["kind"] == EventKind.GROUP_BEGIN).any():
         return found, []
-    chosen = np.flatnonzero(np.isin(trace.events["kind"], (Kind.COLLECTIVE, Kind.GROUP_BEGIN, Kind.GROUP_END)))
+    chosen = np.flatnonzero(
+        np.isin(trace.events["kind"], (EventKind.COLLECTIVE, EventKind.GROUP_BEGIN, EventKind.GROUP_END))
+    )
     columns = (trace.events[name][chosen].tolist() for name in ("kind", "stream", "flags"))
-    begin, end = int(Kind.GROUP_BEGIN), int(Kind.GROUP_END)
+    begin, end = int(EventKind.GROUP_BEGIN), int(EventKind.GROUP_END)
     for index, kind, stream, flags in zip(chosen.tolist(), *columns, strict=True):
         if kind == begin:
             opened[stream] = []
@@ -195,9 +197,9 @@ def _event_numbers(events: np.ndarray, played: np.ndarray, first: int) -> tuple[
     """A number for each record of a CUDA event, and for each wait that of the record it is for: the last before it of that event
     and version, of which a graph's replays make several. Waits for what was never recorded are over at once: not played."""
     numbers = np.full(len(events), -1, np.int64)
-    records = np.flatnonzero(events["kind"] == Kind.EVENT_RECORD)
+    records = np.flatnonzero(events["kind"] == EventKind.EVENT_RECORD)
     numbers[records] = first + np.arange(len(records))
-    waiting = np.flatnonzero((events["kind"] == Kind.EVENT_WAIT) | (events["kind"] == Kind.EVENT_SYNC))
+    waiting = np.flatnonzero((events["kind"] == EventKind.EVENT_WAIT) | (events["kind"] == EventKind.EVENT_SYNC))
     both = np.concatenate([records, waiting])
     names = np.unique((events["subject"][both].astype(np.int64) << 32) + events["a"][both], return_inverse=True)[1]
     places = names * len(events) + both  # in order of event and version, then of time
@@ -213,14 +215,14 @@ def _event_numbers(events: np.ndarray, played: np.ndarray, first: int) -> tuple[
 
 def _work(priced: TraceDurations) -> np.ndarray:
     """By call: what kind of work an op is."""
-    kinds = np.full(max(1, len(priced.kernels)), Work.COMPUTE, np.uint8)
+    kinds = np.full(max(1, len(priced.kernels)), WorkKind.COMPUTE, np.uint8)
     for number, kernels in enumerate(priced.kernels):
         if not kernels:
-            kinds[number] = Work.MARK
+            kinds[number] = WorkKind.MARK
             continue
         ways = {kernel.direction if isinstance(kernel, Copy) else "" for kernel in kernels}
         if ways in ({"h2d"}, {"d2h"}):  # an op that sends itself a table of pointers first is still compute
-            kinds[number] = Work.COPY_IN if ways == {"h2d"} else Work.COPY_OUT
+            kinds[number] = WorkKind.COPY_IN if ways == {"h2d"} else WorkKind.COPY_OUT
     return kinds
 
 
@@ -230,7 +232,7 @@ def _in_order_on_communicators(trace: RankTrace, items: RankItems, events: int) 
     after: list[tuple[int, int]] = []  # (item to wait for, item that waits)
     subjects, communicator_of = trace.events["subject"], [call.communicator for call in trace.collectives]
     for number, calls in items.parts:
-        if items.kind[number] != Work.MEET:
+        if items.kind[number] != WorkKind.MEET:
             continue
         for communicator in {communicator_of[call] for call in subjects[calls].tolist()}:
             before = last.get(communicator)
@@ -241,7 +243,7 @@ def _in_order_on_communicators(trace: RankTrace, items: RankItems, events: int) 
         return items, events
     places = np.array([place for before, later in after for place in (before + 1, later)])
     sources = np.array([place for before, later in after for place in (before, later)])
-    kinds = np.tile([Work.RECORD, Work.WAIT], len(after)).astype(np.uint8)
+    kinds = np.tile([WorkKind.RECORD, WorkKind.WAIT], len(after)).astype(np.uint8)
     numbers = np.repeat(np.arange(events, events + len(after)), 2)
     order = np.lexsort((np.tile([0, 1], len(after)), places))  # at one place records go first
     moved = np.arange(len(items.kind)) + np.searchsorted(np.sort(places), np.arange(len(items.kind)), side="right")

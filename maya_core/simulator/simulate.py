@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from maya_core.hardware.cluster import Cluster
-from maya_core.predictor.predict import TraceDurations
-from maya_core.simulator.clock import Work, play
+from maya_core.predictor.pricing import TraceDurations
+from maya_core.simulator.clock import WorkKind, play
 from maya_core.simulator.host import Host
 from maya_core.simulator.schedule import make_schedule
 from maya_core.trace.job import JobTrace
-from maya_core.trace.schema import Kind
+from maya_core.trace.schema import EventKind
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class RankTimeline:
 
     rank: int
     event: np.ndarray  # place in the rank's trace
-    kind: np.ndarray  # of Work
+    kind: np.ndarray  # of WorkKind
     lane: np.ndarray  # index into the trace's streams
     issued: np.ndarray
     began: np.ndarray
@@ -31,7 +31,7 @@ class RankTimeline:
 
     def on_device(self) -> np.ndarray:
         """Items that take the GPU's time."""
-        return np.flatnonzero(self.kind <= Work.MEET)
+        return np.flatnonzero(self.kind <= WorkKind.MEET)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def simulate(
         here = slice(int(schedule.first_item[place]), int(schedule.first_item[place + 1]))
         over = times.over[here]
         events = job.ranks[rank].events
-        marks = np.flatnonzero((own.kind == Work.MARK) & (events["kind"][own.event] == Kind.STEP_END))
+        marks = np.flatnonzero((own.kind == WorkKind.MARK) & (events["kind"][own.event] == EventKind.STEP_END))
         done = np.maximum.accumulate(over) if len(over) else over
         ranks[rank] = RankTimeline(
             rank, own.event, own.kind, own.lane - first_lane, times.issued[here], times.began[here], times.met[here], over,

@@ -15,6 +15,6 @@
 A program that compiles nothing imports none of what is patched here, and pays nothing. Checked with torch 2.13 and triton 3.7.
 """
 
-from maya_core.torch_compile.put_on import TorchCompile
+from maya_core.torch_compile.install import TorchCompile
 
 __all__ = ["TorchCompile"]

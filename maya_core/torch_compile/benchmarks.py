@@ -45,7 +45,7 @@ class Prices:
 
     @functools.cached_property
     def _predictor(self) -> Any:
-        from maya_core.predictor.predict import Predictor  # read where something is benchmarked
+        from maya_core.predictor.pricing import Predictor  # read where something is benchmarked
 
         return Predictor(self.gpu)
 
@@ -63,7 +63,7 @@ def misaligned(kernel: Kernel) -> bool:
     return isinstance(kernel, Gemm) and kernel.dtype in ("bfloat16", "float16") and bool(kernel.n % 8 or kernel.k % 8)
 
 
-def put_on(prices: Prices, patches: Patches) -> None:
+def install(prices: Prices, patches: Patches) -> None:
     def benchmarkers(module: ModuleType) -> None:
         def benchmark_gpu(self: Any, work: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
             ms = prices.of(work)

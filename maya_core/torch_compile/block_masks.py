@@ -17,7 +17,7 @@ MOST = 1 << 28  # entries of a mask that the host goes through: a quarter of a G
 COUNTS = ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks")
 
 
-def put_on(rules: Rules, patches: Patches) -> None:
+def install(rules: Rules, patches: Patches) -> None:
     patches.when_imported("torch.nn.attention.flex_attention", functools.partial(_watch, rules, patches))
 
 

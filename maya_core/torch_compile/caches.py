@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import maya_core
-from maya_core.compiled import cache_folder
+from maya_core.cpp_build import cache_folder
 from maya_core.device.patches import Patches
 from maya_core.hardware.catalog import Gpu
 
@@ -50,7 +50,7 @@ def folder(gpu: Gpu) -> Path:
     return cache_folder() / "inductor" / f"{versions}-{digest.hexdigest()[:12]}" / gpu.name
 
 
-def put_on(gpu: Gpu, patches: Patches) -> Path:
+def install(gpu: Gpu, patches: Patches) -> Path:
     """Points both at the folder, for this process and those it starts."""
     where = folder(gpu)
     patches.put(os.environ, "TORCHINDUCTOR_CACHE_DIR", str(where))

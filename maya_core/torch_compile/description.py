@@ -15,7 +15,7 @@ import maya_core
 from maya_core.device.patches import Patches
 from maya_core.torch_compile.source import use_of
 from maya_core.torch_compile.templates import template_of
-from maya_core.trace.triton import TritonKernel
+from maya_core.trace.triton_kernel import TritonKernel
 
 KEY = "maya"  # in a kernel's inductor_meta
 MOST_LINES = 8
@@ -23,7 +23,7 @@ FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 LIBRARIES = (*torch.__path__, *maya_core.__path__)
 
 
-def put_on(patches: Patches) -> None:
+def install(patches: Patches) -> None:
     def kernels(module: ModuleType) -> None:
         emit = module.TritonScheduling._emit_kernel_to_wrapper
 

@@ -29,7 +29,7 @@ class Properties:
         }
 
 
-def put_on(gpu: Gpu, patches: Patches) -> None:
+def install(gpu: Gpu, patches: Patches) -> None:
     def replace(module: ModuleType) -> None:
         nvidia = module.backends["nvidia"].driver
 

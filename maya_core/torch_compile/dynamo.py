@@ -23,7 +23,7 @@ FOLDER = os.path.dirname(maya_core.__file__) + os.sep
 OURS = "an optimizer's step is noted"  # the reason of graph breaks that a GPU would not see
 
 
-def put_on(module_call: Any, patches: Patches) -> None:
+def install(module_call: Any, patches: Patches) -> None:
     """`module_call` is torch's own nn.Module.__call__."""
 
     def with_torchs_call(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,12 +18,12 @@ from maya_core.torch_compile.configurations import best
 from maya_core.torch_compile.description import kernel_of
 from maya_core.torch_compile.templates import with_mask
 from maya_core.torch_compile.user_kernels import use_of
-from maya_core.trace.triton import NAMESPACE
+from maya_core.trace.triton_kernel import NAMESPACE
 
 WRITTEN = ("out_ptr", "in_out_ptr", "ws_ptr")  # how inductor's code generation names what a kernel writes
 
 
-def put_on(prices: Prices, patches: Patches) -> None:
+def install(prices: Prices, patches: Patches) -> None:
     native, planner, gpu = prices.native, prices.planner, prices.gpu
 
     def bench(self: Any, launcher: Any, *args: Any, with_profiler: bool = False, **kwargs: Any) -> float:

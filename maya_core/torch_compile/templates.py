@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from maya_core.launch.progress import say
+from maya_core.messages import say
 
 LAYOUTS = {
     (True, False): 0,

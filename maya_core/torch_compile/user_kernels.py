@@ -17,13 +17,13 @@ import torch
 
 from maya_core.device.patches import Patches
 from maya_core.device.planner import Planner
-from maya_core.launch.progress import say
+from maya_core.messages import say
 from maya_core.ops.rules import Rules
 from maya_core.torch_compile.source import Use, use_of
-from maya_core.trace.triton import NAMESPACE, TritonKernel
+from maya_core.trace.triton_kernel import NAMESPACE, TritonKernel
 
 
-def put_on(rules: Rules, planner: Planner, patches: Patches) -> None:
+def install(rules: Rules, planner: Planner, patches: Patches) -> None:
     def kernels(module: ModuleType) -> None:
         patches.set(module.JITFunction, "run", functools.partialmethod(_launch, rules, planner))
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from maya_core.hardware.dtypes import item_bytes
-from maya_core.trace.triton import TritonKernel
+from maya_core.trace.triton_kernel import TritonKernel
 
 
 class Tensor(NamedTuple):
@@ -99,7 +99,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 @dataclass(frozen=True)
-class Settings:
+class TorchSettings:
     """Switches of torch that decide which kernel runs, as they stood when the call was made. The native device reads them."""
 
     tf32_products: bool = False  # torch.backends.cuda.matmul.allow_tf32 and its like
@@ -119,9 +119,9 @@ class Settings:
     sdpa_math: bool = True
 
     @staticmethod
-    def from_bits(bits: int, names: list[str]) -> Settings:
+    def from_bits(bits: int, names: list[str]) -> TorchSettings:
         """Switches by their place in a number, in the order the native device says."""
-        return Settings(**{name: bool(bits >> place & 1) for place, name in enumerate(names)})
+        return TorchSettings(**{name: bool(bits >> place & 1) for place, name in enumerate(names)})
 
     def as_json(self) -> dict[str, bool]:
         """What is not as torch starts with."""
@@ -130,7 +130,7 @@ class Settings:
         }
 
 
-DEFAULT_SETTINGS = Settings()
+DEFAULT_SETTINGS = TorchSettings()
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Call:
     names: list[str]  # of the arguments
     arguments: list[Any]
     outputs: list[Any]
-    settings: Settings = DEFAULT_SETTINGS
+    settings: TorchSettings = DEFAULT_SETTINGS
     triton: TritonKernel | None = None  # the kernel it is a launch of, where that was written in Triton
     # Of an op that is not Maya's, what its author says: the kernels as planned, and floating-point operations.
     kernels: list[dict[str, Any]] = field(default_factory=list)

@@ -17,21 +17,21 @@ from maya_core.hardware.dtypes import item_bytes
 from maya_core.trace.communication import POINT_TO_POINT, CollectiveCall
 from maya_core.trace.job import JobTrace, meetings_of
 from maya_core.trace.rank import RankTrace
-from maya_core.trace.schema import ON_HOST, Kind
+from maya_core.trace.schema import ON_HOST, EventKind
 
 # NCCL_BUFFSIZE, as it is unless set: a message up to this size leaves its sender before anybody receives it.
 # https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-buffsize
 BUFFERED_BYTES = 4 * 2**20
 
 # Plain numbers: the loop over events is hot.
-COLLECTIVE, RECORD, WAIT = int(Kind.COLLECTIVE), int(Kind.EVENT_RECORD), int(Kind.EVENT_WAIT)
-EVENT_SYNC, STREAM_SYNC, DEVICE_SYNC = int(Kind.EVENT_SYNC), int(Kind.STREAM_SYNC), int(Kind.DEVICE_SYNC)
-GROUP_BEGIN, GROUP_END = int(Kind.GROUP_BEGIN), int(Kind.GROUP_END)
+COLLECTIVE, RECORD, WAIT = int(EventKind.COLLECTIVE), int(EventKind.EVENT_RECORD), int(EventKind.EVENT_WAIT)
+EVENT_SYNC, STREAM_SYNC, DEVICE_SYNC = int(EventKind.EVENT_SYNC), int(EventKind.STREAM_SYNC), int(EventKind.DEVICE_SYNC)
+GROUP_BEGIN, GROUP_END = int(EventKind.GROUP_BEGIN), int(EventKind.GROUP_END)
 _ORDERING = (RECORD, WAIT, EVENT_SYNC, STREAM_SYNC, DEVICE_SYNC, GROUP_BEGIN, GROUP_END)
 
 
 @dataclass(frozen=True)
-class Stuck:
+class BlockedCall:
     """A call that is begun and never over."""
 
     rank: int
@@ -142,7 +142,7 @@ def _meetings(job: JobTrace) -> dict[int, np.ndarray]:
     return {rank: np.where(shared[own], own + 1, -1) for rank, own in numbers.items()}
 
 
-def stuck_calls(job: JobTrace) -> list[Stuck]:
+def stuck_calls(job: JobTrace) -> list[BlockedCall]:
     """The calls in which ranks of the job wait for one another for ever; empty if it runs to its end."""
     firsts = np.cumsum([1] + [len(meet.events) for meet in job.rendezvous])
     order = _Order(int(firsts[-1]) - 1)
@@ -153,10 +153,12 @@ def stuck_calls(job: JobTrace) -> list[Stuck]:
     for arrival in arrivals:
         if not over[arrival.point]:
             late.setdefault(arrival.meeting, []).append(arrival.rank)
-    stuck: dict[tuple[int, int], Stuck] = {}  # of a group on one communicator its first call says enough
+    stuck: dict[tuple[int, int], BlockedCall] = {}  # of a group on one communicator its first call says enough
     for arrival in arrivals:
         if arrival.waits and arrival.meeting in late and over[arrival.point]:
             number = int(np.searchsorted(firsts, arrival.meeting, side="right")) - 1
             call = arrival.meeting - int(firsts[number])
-            stuck.setdefault((arrival.rank, number), Stuck(arrival.rank, number, call, tuple(late[arrival.meeting])))
+            stuck.setdefault(
+                (arrival.rank, number), BlockedCall(arrival.rank, number, call, tuple(late[arrival.meeting]))
+            )
     return list(stuck.values())

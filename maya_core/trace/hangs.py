@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from maya_core.trace.communication import POINT_TO_POINT, CollectiveCall, Communicator, Site
-from maya_core.trace.dry_run import is_buffered, stuck_calls
-from maya_core.trace.job import JobTrace, Rendezvous
-from maya_core.trace.schema import Kind
-from maya_core.trace.wording import (
+from maya_core.trace.call_names import (
     call_in_words,
     communicator_in_words,
     elements,
     frames_of_interest,
     ranks_in_words,
 )
+from maya_core.trace.communication import POINT_TO_POINT, CollectiveCall, Communicator, Site
+from maya_core.trace.dry_run import is_buffered, stuck_calls
+from maya_core.trace.job import JobTrace, Rendezvous
+from maya_core.trace.schema import EventKind
 
 HANGS = "would hang"
 GOES_WRONG = "would hang or go on with wrong data"  # NCCL does not compare what its ranks are given
@@ -234,7 +234,7 @@ def _last_of(job: JobTrace, rank: int) -> Side:
     """How a rank ended, and the last call it made."""
     trace = job.ranks[rank]
     ended = _ENDED[trace.meta["ended"]]
-    made = trace.events[trace.events["kind"] == Kind.COLLECTIVE]
+    made = trace.events[trace.events["kind"] == EventKind.COLLECTIVE]
     if not len(made):
         return Side((rank,), f"{ended}, without a collective call", ())
     call = trace.collectives[int(made["subject"][-1])]

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from maya_core.errors import MayaError
 from maya_core.trace.communication import POINT_TO_POINT, CollectiveCall, Communicator
 from maya_core.trace.rank import RankTrace, read_trace
-from maya_core.trace.schema import Kind
+from maya_core.trace.schema import EventKind
 
 MANIFEST = "job.json"
 PREDICTION = "prediction.json"  # beside it, once there is one
@@ -122,7 +122,7 @@ def _cut(traces: list[RankTrace]) -> list[RankTrace]:
         return traces
     whole = []
     for trace in traces:
-        ends = np.flatnonzero(trace.events["kind"] == Kind.STEP_END)
+        ends = np.flatnonzero(trace.events["kind"] == EventKind.STEP_END)
         if 0 < steps <= len(ends):
             trace = replace(trace, events=trace.events[: ends[steps - 1] + 1])
         whole.append(trace)
@@ -139,7 +139,7 @@ def _lines(trace: RankTrace) -> Iterator[tuple[_Line, str, np.ndarray]]:
     for number, call in enumerate(trace.collectives):
         ends = _ends(call, trace.communicators[call.communicator])
         by_call[number] = numbers.setdefault((same[call.communicator], *ends), len(numbers))
-    indices = np.flatnonzero(trace.events["kind"] == Kind.COLLECTIVE)
+    indices = np.flatnonzero(trace.events["kind"] == EventKind.COLLECTIVE)
     tags = trace.events["a"][indices] >> 32
     keys = (by_call[trace.events["subject"][indices]] << 32) + tags
     order = np.argsort(keys, kind="stable")

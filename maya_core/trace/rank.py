@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from maya_core.errors import MayaError
-from maya_core.trace.call import DEFAULT_SETTINGS, Call, Settings, Tensor, packed
+from maya_core.trace.call import DEFAULT_SETTINGS, Call, Tensor, TorchSettings, packed
 from maya_core.trace.communication import CollectiveCall, Communicator, Frame, Site
-from maya_core.trace.schema import EVENT, VERSION, Kind
-from maya_core.trace.triton import TritonKernel
+from maya_core.trace.schema import EVENT, VERSION, EventKind
+from maya_core.trace.triton_kernel import TritonKernel
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,16 @@ class RankTrace:
 
     @property
     def ops(self) -> np.ndarray:
-        answer: np.ndarray = self.events[self.events["kind"] == Kind.OP]
+        answer: np.ndarray = self.events[self.events["kind"] == EventKind.OP]
         return answer
 
     @property
     def steps(self) -> int:
-        return int(np.count_nonzero(self.events["kind"] == Kind.STEP_END))
+        return int(np.count_nonzero(self.events["kind"] == EventKind.STEP_END))
 
     def step(self, number: int) -> np.ndarray:
         """The events of step `number` (from 1): after the end of the step before, up to its own end."""
-        ends = np.flatnonzero(self.events["kind"] == Kind.STEP_END)
+        ends = np.flatnonzero(self.events["kind"] == EventKind.STEP_END)
         if not 1 <= number <= len(ends):
             raise IndexError(f"step {number}: the trace has {len(ends)}")
         first = 0 if number == 1 else int(ends[number - 2]) + 1
@@ -93,7 +93,7 @@ def _call_from_json(row: dict[str, Any]) -> Call:
         row["names"],
         _from_json(row["args"]),
         _from_json(row["out"]),
-        Settings(**row["settings"]) if "settings" in row else DEFAULT_SETTINGS,
+        TorchSettings(**row["settings"]) if "settings" in row else DEFAULT_SETTINGS,
         TritonKernel.from_json(row["triton"]) if "triton" in row else None,
         row.get("kernels", []),
         row["flops"] if "kernels" in row else 0,

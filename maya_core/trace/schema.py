@@ -27,7 +27,7 @@ EVENT = np.dtype(
 )
 
 
-class Kind(enum.IntEnum):
+class EventKind(enum.IntEnum):
     """What happened; the comment says what `subject`, `a` and `b` hold."""
 
     OP = 0  # subject: call

@@ -22,7 +22,7 @@ from maya_core.hardware.catalog import find_gpu
 from maya_core.hardware.platform import Platform
 from maya_core.ops.plan import kernels_of
 from maya_core.trace.rank import RankTrace
-from maya_core.trace.schema import Kind
+from maya_core.trace.schema import EventKind
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 from train_llama_fsdp2 import Llama
@@ -61,7 +61,7 @@ def train(layers: int, batch: int, length: int, compiled: bool) -> None:
 
 def moved(trace: RankTrace) -> float:
     step = trace.step(trace.steps)
-    called = [trace.calls[number] for number in step["subject"][step["kind"] == Kind.OP]]
+    called = [trace.calls[number] for number in step["subject"][step["kind"] == EventKind.OP]]
     platform = Platform(find_gpu(trace.meta["gpu"]))
     kernels = [kernel for call in called for kernel in kernels_of(call, platform) if kernel.family in MOVES]
     return sum(sum(kernel.sizes[: 1 if kernel.family == "copy" else 2]) for kernel in kernels) / 1e9

@@ -21,9 +21,9 @@ from rich.table import Table
 
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import find_gpu
-from maya_core.predictor.fitting.families import FAMILIES
+from maya_core.predictor.fitting.fitted import FAMILIES
 from maya_core.predictor.fitting.splits import Line, errors
-from maya_core.predictor.gemm import peak_flops
+from maya_core.predictor.gemm_time import peak_flops
 
 HALF_GPUS = ("a100", "h100", "b200")
 

@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from maya_core.hardware.cluster import cluster
-from maya_core.predictor.collectives import predict
+from maya_core.predictor.collective_time import predict
 from maya_core.predictor.durations import Provenance
 from maya_core.predictor.placement import place
 

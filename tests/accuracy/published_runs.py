@@ -30,7 +30,7 @@ from runs.catalog import SOURCES, LeftOut, Run, read
 
 from maya_core.errors import MayaError
 from maya_core.report.analysis import Options
-from maya_core.report.predict import predict
+from maya_core.report.summary import predict
 from maya_core.trace.job import read_job
 
 WORKLOADS = Path(__file__).parent / "runs" / "workloads"

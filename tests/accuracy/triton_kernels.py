@@ -33,8 +33,8 @@ from torch import nn
 
 import maya_core
 from maya_core.hardware.catalog import find_gpu
-from maya_core.predictor.predict import Predictor
-from maya_core.trace.schema import Kind
+from maya_core.predictor.pricing import Predictor
+from maya_core.trace.schema import EventKind
 
 SHORTEST = 0.1  # ms
 GPUS = {"NVIDIA A100-SXM4-80GB": "a100", "NVIDIA H100 80GB HBM3": "h100", "NVIDIA B200": "b200"}
@@ -148,7 +148,7 @@ def predicted_ms(one: Measured) -> float:
                 torch.autograd.backward(results, gradients, retain_graph=one.mode == "backward")
             end = middle if one.mode == "forward" else count()
     events = job.trace.events[begin:end]
-    ops = events[events["kind"] == Kind.OP]["subject"]
+    ops = events[events["kind"] == EventKind.OP]["subject"]
     return 1e3 * float(Predictor(find_gpu(one.gpu)).ops(job.trace.calls).seconds[ops].sum())
 
 

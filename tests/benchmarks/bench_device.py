@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 import maya_core
 from maya_core.trace import read_trace
-from maya_core.trace.schema import Kind
+from maya_core.trace.schema import EventKind
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 from train_gpt import GPT
@@ -116,7 +116,7 @@ def compare_with_fake_tensors(table: Table) -> None:
     with tempfile.TemporaryDirectory() as folder:
         with maya_core.emulate("h100", out=folder) as job:
             ours = gpt2_step(times=15)
-        ops = int((job.trace.step(job.trace.steps)["kind"] == Kind.OP).sum())
+        ops = int((job.trace.step(job.trace.steps)["kind"] == EventKind.OP).sum())
         path = next(Path(folder).iterdir())
         per_op = path.stat().st_size / len(read_trace(path).ops)
     with maya_core.emulate("h100"), FakeTensorMode():

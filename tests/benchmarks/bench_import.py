@@ -19,7 +19,7 @@ import maya_launchers
 
 GOAL_MS = 5.0
 TIMED = "import time; begun = time.process_time(); {what}; print(1e3 * (time.process_time() - begun))"
-AUTOLOAD = "from maya_core.launch.autoload import activate; activate()"
+AUTOLOAD = "from maya_core.session.autoload import activate; activate()"
 
 
 def milliseconds(rounds: int, what: str, before: str = "pass", autoload: bool = False) -> float:

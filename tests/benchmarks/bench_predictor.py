@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from maya_core.hardware.catalog import find_gpu
-from maya_core.predictor.predict import Predictor
+from maya_core.predictor.pricing import Predictor
 from maya_core.trace.call import Call, Tensor, packed
 
 OPS = 10_000

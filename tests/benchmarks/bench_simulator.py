@@ -16,11 +16,11 @@ import numpy as np
 
 import maya_core
 from maya_core.hardware.cluster import cluster
-from maya_core.predictor.predict import durations_of
+from maya_core.predictor.pricing import durations_of
 from maya_core.simulator.simulate import simulate
 from maya_core.trace.job import JobTrace, collate
 from maya_core.trace.rank import RankTrace
-from maya_core.trace.schema import Kind
+from maya_core.trace.schema import EventKind
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_llama_fsdp2.py"
 SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000, 2_000_000)
@@ -40,8 +40,10 @@ def repeated(trace: RankTrace, events: int) -> JobTrace:
     step = trace.step(trace.steps)
     times = -(-events // len(step))
     whole = np.tile(step, times)
-    timed = np.isin(whole["kind"], (Kind.EVENT_RECORD, Kind.EVENT_WAIT, Kind.EVENT_SYNC))
-    versions = 1 + int(step["a"][np.isin(step["kind"], (Kind.EVENT_RECORD, Kind.EVENT_WAIT, Kind.EVENT_SYNC))].max())
+    timed = np.isin(whole["kind"], (EventKind.EVENT_RECORD, EventKind.EVENT_WAIT, EventKind.EVENT_SYNC))
+    versions = 1 + int(
+        step["a"][np.isin(step["kind"], (EventKind.EVENT_RECORD, EventKind.EVENT_WAIT, EventKind.EVENT_SYNC))].max()
+    )
     whole["a"][timed] += versions * np.repeat(np.arange(times), len(step))[timed]
     return replace(collate([replace(trace, events=whole[:events])]), world_size=8, gpus_per_node=8)
 

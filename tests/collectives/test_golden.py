@@ -16,7 +16,7 @@ from torch import nn
 import maya_core
 from maya_core.trace.job import read_job
 from maya_core.trace.rank import RankTrace
-from maya_core.trace.schema import Kind
+from maya_core.trace.schema import EventKind
 
 MAYA = str(Path(sys.executable).parent / "maya")
 ALL = tuple(range(8))
@@ -33,7 +33,7 @@ class Seen(NamedTuple):
 def collectives(trace: RankTrace, step: int) -> list[Seen]:
     seen = []
     for event in trace.step(step):
-        if event["kind"] == Kind.COLLECTIVE:
+        if event["kind"] == EventKind.COLLECTIVE:
             call = trace.collectives[event["subject"]]
             size = {"Float": 4, "BFloat16": 2, "Long": 8}[call.dtype]
             seen.append(
@@ -177,7 +177,7 @@ def _with(trace: RankTrace, step: int, peer: int) -> list[tuple[str, int, tuple[
     """Messages to and from a rank: op, bytes, and the ranks of the communicator."""
     found = []
     for event in trace.step(step):
-        if event["kind"] == Kind.COLLECTIVE:
+        if event["kind"] == EventKind.COLLECTIVE:
             call = trace.collectives[event["subject"]]
             ranks = trace.communicators[call.communicator].ranks
             if ranks[call.peer] == peer:

@@ -17,11 +17,11 @@ import torch
 
 import maya_core
 from maya_core.hardware.dtypes import item_bytes
+from maya_core.trace.call_names import elements
 from maya_core.trace.hangs import find_hangs
 from maya_core.trace.job import JobTrace, read_job
 from maya_core.trace.rank import RankTrace
-from maya_core.trace.schema import Kind
-from maya_core.trace.wording import elements
+from maya_core.trace.schema import EventKind
 
 PROGRAMS = Path(__file__).parent / "programs"
 MAYA = str(Path(sys.executable).parent / "maya")
@@ -33,7 +33,7 @@ Calls = dict[tuple[str, str, int], tuple[int, int]]  # op, dtype, ranks of the g
 def calls(trace: RankTrace) -> Calls:
     count: Counter[tuple[str, str, int]] = Counter()
     given: Counter[tuple[str, str, int]] = Counter()
-    for subject in trace.events["subject"][trace.events["kind"] == Kind.COLLECTIVE].tolist():
+    for subject in trace.events["subject"][trace.events["kind"] == EventKind.COLLECTIVE].tolist():
         call = trace.collectives[subject]
         key = call.op, call.dtype, len(trace.communicators[call.communicator].ranks)
         count[key] += 1

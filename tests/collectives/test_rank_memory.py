@@ -16,7 +16,7 @@ from launches import launches as launches_of
 
 import maya_core
 from maya_core.trace.rank import RankTrace
-from maya_core.trace.schema import Kind
+from maya_core.trace.schema import EventKind
 
 MIB = 2**20
 TABLE = Path(__file__).parent / "data/oracle.csv"
@@ -67,8 +67,8 @@ def new(size: int) -> torch.Tensor:
     return torch.empty(size * MIB // 4, device="cuda")
 
 
-def launches(trace: RankTrace, kind: Kind = Kind.OP) -> int:
-    return launches_of(trace) if kind == Kind.OP else int(np.count_nonzero(trace.events["kind"] == kind))
+def launches(trace: RankTrace, kind: EventKind = EventKind.OP) -> int:
+    return launches_of(trace) if kind == EventKind.OP else int(np.count_nonzero(trace.events["kind"] == kind))
 
 
 def test_a_tensor_is_kept_until_its_work_is_waited_for(job: maya_core.emulate) -> None:
@@ -130,7 +130,7 @@ def test_the_root_copies_its_own_part() -> None:
         dist.init_process_group("nccl")
         dist.gather(new(1), [new(1) for _ in range(8)], 0)
         dist.scatter(new(1), [new(1) for _ in range(8)], 0)
-    assert (launches(job.trace), launches(job.trace, Kind.COLLECTIVE)) == (2, 2)
+    assert (launches(job.trace), launches(job.trace, EventKind.COLLECTIVE)) == (2, 2)
 
 
 def test_a_group_of_one_copies_what_it_would_scatter() -> None:
@@ -139,4 +139,4 @@ def test_a_group_of_one_copies_what_it_would_scatter() -> None:
         dist.reduce_scatter_tensor(new(1), new(1))
         dist.gather(new(1), [new(1)], 0)
         dist.all_reduce(new(1))
-    assert (launches(job.trace), launches(job.trace, Kind.COLLECTIVE)) == (2, 1)
+    assert (launches(job.trace), launches(job.trace, EventKind.COLLECTIVE)) == (2, 1)

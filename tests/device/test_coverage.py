@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import maya_core
-from maya_core.trace.schema import Kind, Phase
+from maya_core.trace.schema import EventKind, Phase
 
 TRANSFORMERS = [models.llama, models.gpt2, models.bert, models.t5, models.vit, models.whisper, models.mixtral]
 
@@ -228,7 +228,7 @@ def test_eight_threads_train_at_once_and_leak_nothing() -> None:
     ops = job.trace.ops
     counts = [int((ops["device"] == i).sum()) for i in range(8)]
     assert len(set(counts)) == 1
-    allocs, frees = ((job.trace.events["kind"] == kind).sum() for kind in (Kind.ALLOC, Kind.FREE))
+    allocs, frees = ((job.trace.events["kind"] == kind).sum() for kind in (EventKind.ALLOC, EventKind.FREE))
     assert allocs == frees
 
 

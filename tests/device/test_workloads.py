@@ -22,13 +22,13 @@ import torch
 from maya_core.device.emulated import EmulatedDevice
 from maya_core.hardware.catalog import find_gpu
 from maya_core.ops.plan import kernels_of
-from maya_core.trace.schema import EVENT, Kind
+from maya_core.trace.schema import EVENT, EventKind
 device = EmulatedDevice(find_gpu(sys.argv[2]), 1)
 device.native.start_recording()
 runpy.run_path(sys.argv[1])
 events = np.frombuffer(device.native.take_events(), EVENT)
 each = [len(kernels_of(call, device.planner.platform)) for call in device.planner.calls]
-launches = sum(each[i] for i in events[events["kind"] == Kind.OP]["subject"])
+launches = sum(each[i] for i in events[events["kind"] == EventKind.OP]["subject"])
 print(json.dumps([torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), launches]))
 """
 

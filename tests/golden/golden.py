@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 
 from maya_core.report.analysis import Analysis, analyse
-from maya_core.report.predict import prediction_of
+from maya_core.report.summary import prediction_of
 from maya_core.report.what_if import recorded_cluster
 from maya_core.trace.job import JobTrace, read_job
 from maya_core.trace.rank import read_trace, write_trace
-from maya_core.trace.schema import Kind
+from maya_core.trace.schema import EventKind
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS, TRACES, FIGURES = HERE / "programs", HERE / "traces", HERE / "figures.json"
@@ -122,7 +122,7 @@ def settle(path: Path) -> None:
 
 def _in_one_order(events: np.ndarray) -> np.ndarray:
     """Blocks that are freed at once, one after the other, by address: torch may let go of them in any order."""
-    free = events["kind"] == Kind.FREE
+    free = events["kind"] == EventKind.FREE
     run = np.cumsum(np.diff(free.astype(np.int8), prepend=0) != 0)
     key = np.where(free, events["a"], np.arange(len(events)))
     return events[np.lexsort((key, run))]
@@ -166,11 +166,11 @@ def step_of(analysis: Analysis) -> tuple[Counter[str], Counter[str]]:
     step = trace.step(trace.steps)
     first = np.cumsum(priced.launches) - priced.launches  # of each call's kernels among all
     kernels: Counter[str] = Counter()
-    for number in step["subject"][step["kind"] == Kind.OP].tolist():
+    for number in step["subject"][step["kind"] == EventKind.OP].tolist():
         for place, kernel in enumerate(priced.kernels[number]):
             kernels[f"{kernel.family} {kernel.model}".strip()] += priced.each.seconds[first[number] + place]
     collectives: Counter[str] = Counter()
-    for number in step["subject"][step["kind"] == Kind.COLLECTIVE].tolist():
+    for number in step["subject"][step["kind"] == EventKind.COLLECTIVE].tolist():
         collectives[trace.collectives[number].op] += priced.collectives.seconds[number]
     return kernels, collectives
 

@@ -13,7 +13,7 @@ import what_if_pairs
 from what_if_pairs import MEMORY_WITHIN, TIME_WITHIN
 
 from maya_core.errors import MayaError
-from maya_core.report.predict import predict
+from maya_core.report.summary import predict
 from maya_core.report.what_if import other_cluster
 from maya_core.trace.job import read_job
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from maya_core.errors import MayaError
-from maya_core.report.predict import predict
+from maya_core.report.summary import predict
 from maya_core.report.what_if import other_cluster
 from maya_core.trace.job import JobTrace
 

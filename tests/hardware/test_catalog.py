@@ -12,7 +12,7 @@ import maya_core.hardware.catalog as module
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import catalog, default_node, find_gpu, find_network, find_node, gpus
 from maya_core.hardware.dtypes import RATES
-from maya_core.hardware.models import GPU_FIELDS, NETWORK_FIELDS, NODE_FIELDS, Entry, Gpu, Network, NodeType
+from maya_core.hardware.models import GPU_FIELDS, NETWORK_FIELDS, NODE_FIELDS, CatalogEntry, Gpu, Network, NodeType
 
 # fmt: off
 ASKED_FOR = [
@@ -40,7 +40,9 @@ def test_every_gpu_that_people_train_on_is_there() -> None:
 
 
 @pytest.mark.parametrize(("model", "groups"), [(Gpu, GPU_FIELDS), (NodeType, NODE_FIELDS), (Network, NETWORK_FIELDS)])
-def test_every_number_belongs_to_a_group_with_a_source(model: type[Entry], groups: dict[str, tuple[str, ...]]) -> None:
+def test_every_number_belongs_to_a_group_with_a_source(
+    model: type[CatalogEntry], groups: dict[str, tuple[str, ...]]
+) -> None:
     grouped = [field for fields in groups.values() for field in fields]
     assert sorted(grouped) == sorted(set(model.model_fields) - NAMES)
 

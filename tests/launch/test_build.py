@@ -15,7 +15,7 @@ from maya_core.device import build
 BUILD = """
 import ctypes
 from pathlib import Path
-from maya_core.compiled import compiled, run_compiler
+from maya_core.cpp_build import compiled, run_compiler
 
 def compile_in(folder: Path, binary: Path) -> None:
     (folder / "answer.cpp").write_text('extern "C" int answer() { return 42; }')

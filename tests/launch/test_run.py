@@ -217,6 +217,6 @@ def test_gpus_are_listed(tmp_path: Path) -> None:
 
 
 def test_inactive_maya_changes_nothing() -> None:
-    code = "import torch, sys; print(torch.cuda.is_available(), 'maya_core.launch.process' in sys.modules, 'pydantic' in sys.modules)"
+    code = "import torch, sys; print(torch.cuda.is_available(), 'maya_core.session.process' in sys.modules, 'pydantic' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False", "False"]

@@ -18,7 +18,7 @@ from ops.op_cases import CASES
 from maya_core.device.emulated import EmulatedDevice
 from maya_core.ops.kernel import Gemm, Kernel
 from maya_core.ops.plan import kernels_of
-from maya_core.trace.schema import EVENT, Kind
+from maya_core.trace.schema import EVENT, EventKind
 
 DIRECTIONS = {"1": "h2d", "2": "d2h", "3": "d2d"}  # cudaMemcpyKind
 
@@ -190,7 +190,7 @@ def kernels_called(device: EmulatedDevice, call: Callable[[], object]) -> list[K
     call()
     device.native.stop_recording()
     events = np.frombuffer(device.native.take_events(), EVENT)
-    subjects = events[events["kind"] == Kind.OP]["subject"]
+    subjects = events[events["kind"] == EventKind.OP]["subject"]
     return [
         kernel for number in subjects for kernel in kernels_of(device.planner.calls[number], device.planner.platform)
     ]

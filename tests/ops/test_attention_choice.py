@@ -12,8 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from maya_core.device.emulated import EmulatedDevice
 from maya_core.hardware.catalog import find_gpu
 from maya_core.hardware.platform import Platform
-from maya_core.ops.attention_choice import BACKENDS, CHOICE, Asked, changes, choose
-from maya_core.trace.call import Call, Settings, Tensor
+from maya_core.ops.attention_choice import BACKENDS, CHOICE, AttentionInputs, changes, choose
+from maya_core.trace.call import Call, Tensor, TorchSettings
 
 GPUS = ("v100", "t4", "a100", "l40s", "h100", "b200", "rtx-pro-6000")
 HEADS = ((64, 64), (72, 72), (128, 128), (192, 128), (256, 256), (6, 6), (320, 320))
@@ -50,18 +50,20 @@ def test_both_choose_the_same(gpu: str) -> None:
     try:
         for (query, key, value), mask, dropout, causal, gqa in cases():
             native = BACKENDS[torch._fused_sdp_choice(query, key, value, mask, dropout, causal, enable_gqa=gqa)]
-            asked = Asked(
+            asked = AttentionInputs(
                 *map(described, (query, key, value)), None if mask is None else described(mask), dropout, causal, gqa
             )
-            assert choose(asked, Settings(), platform) == native, asked
+            assert choose(asked, TorchSettings(), platform) == native, asked
             seen.add(native)
         with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
             plain = torch.empty(2, 8, 128, 64, dtype=torch.float16, device="cuda")
             native = BACKENDS[torch._fused_sdp_choice(plain, plain, plain)]
     finally:
         device.remove()
-    only = Settings(sdpa_flash=False, sdpa_cudnn=False, sdpa_math=False)
-    asked = Asked(*[Tensor("Half", (2, 8, 128, 64), (65536, 8192, 64, 1), "cuda")] * 3, None, 0.0, False, False)
+    only = TorchSettings(sdpa_flash=False, sdpa_cudnn=False, sdpa_math=False)
+    asked = AttentionInputs(
+        *[Tensor("Half", (2, 8, 128, 64), (65536, 8192, 64, 1), "cuda")] * 3, None, 0.0, False, False
+    )
     assert choose(asked, only, platform) == native == "efficient"
     assert len(seen) > 1
 

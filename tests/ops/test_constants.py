@@ -14,8 +14,8 @@ from maya_core.device import build
 from maya_core.ops.registry import Assume
 from maya_core.ops.work import Step
 from maya_core.trace import schema
-from maya_core.trace.call import Settings
-from maya_core.trace.schema import EVENT, Category, Kind, Phase
+from maya_core.trace.call import TorchSettings
+from maya_core.trace.schema import EVENT, Category, EventKind, Phase
 
 HEADER = (Path(maya_core.__file__).parent / "device/native/trace.h").read_text()
 CODE = re.sub(r"//.*", "", HEADER)
@@ -48,10 +48,10 @@ def test_assumptions() -> None:
 def test_settings() -> None:
     names = build.native().setting_names()
     assert len(names) == len(set(names))
-    assert set(names) == {field.name for field in fields(Settings)}
+    assert set(names) == {field.name for field in fields(TorchSettings)}
 
 
-@pytest.mark.parametrize(("native", "python"), [("EventKind", Kind), ("Phase", Phase), ("Category", Category)])
+@pytest.mark.parametrize(("native", "python"), [("EventKind", EventKind), ("Phase", Phase), ("Category", Category)])
 def test_kinds_phases_and_categories(native: str, python: type[enum.IntEnum]) -> None:
     found = {camel(name): number for name, number in numbers(python).items()}
     assert native_enum(native) == {SINGULAR.get(name, name): number for name, number in found.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from maya_core.device.ops import cuda_ops
+from maya_core.device.op_table import cuda_ops
 from maya_core.ops.plan import find
 from maya_core.trace.call import Call
 

@@ -16,7 +16,7 @@ from maya_core.ops.plan import find, flops_of, kernels_of
 from maya_core.ops.registry import FORMULAS, PLANS, op
 from maya_core.ops.work import Work
 from maya_core.predictor.durations import Provenance
-from maya_core.predictor.predict import Predictor
+from maya_core.predictor.pricing import Predictor
 from maya_core.trace.call import Call, Tensor, packed
 
 H100 = Platform(find_gpu("h100"))

@@ -11,7 +11,7 @@ import pytest
 
 from maya_core.hardware.catalog import find_gpu
 from maya_core.ops.kernel import Streaming
-from maya_core.predictor.predict import Predictor
+from maya_core.predictor.pricing import Predictor
 from maya_core.trace.rank import read_trace
 
 ROOT = Path(__file__).parents[2]

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from maya_core.device.emulated import EmulatedDevice
-from maya_core.hardware.host import CALL_S, DISPATCH_S, KERNEL_GAP_S, LAUNCH_S
+from maya_core.hardware.host_costs import CALL_S, DISPATCH_S, KERNEL_GAP_S, LAUNCH_S
 from maya_core.ops.kernel import Gemm, Kernel, Streaming
-from maya_core.predictor.predict import Predictor
+from maya_core.predictor.pricing import Predictor
 
 FORWARD_S = DISPATCH_S["FORWARD"] + LAUNCH_S  # of the host, for an op with one kernel
 PRODUCT = Gemm("bfloat16", 1, 8192, 8192, 8192, 1)

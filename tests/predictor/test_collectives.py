@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from maya_core.errors import MayaError
 from maya_core.hardware.cluster import Cluster, cluster
-from maya_core.predictor.collectives import TOLD_BY, batch_seconds, buffer_bytes, even_bytes, predict, seconds
+from maya_core.predictor.collective_time import TOLD_BY, batch_seconds, buffer_bytes, even_bytes, predict, seconds
 from maya_core.predictor.durations import Provenance
 from maya_core.predictor.placement import Placement, outside_bytes_per_s, place
 from maya_core.predictor.profile import shipped

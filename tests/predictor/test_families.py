@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from maya_core.hardware.catalog import find_gpu, gpus
 from maya_core.ops.kernel import Attention, Convolution, Copy, Gemm, GroupedGemm, Kernel, Recurrent, Streaming
-from maya_core.predictor.attention import MODELS
+from maya_core.predictor.attention_time import MODELS
 from maya_core.predictor.durations import Provenance
-from maya_core.predictor.predict import Predictor
+from maya_core.predictor.pricing import Predictor
 
 GPUS = sorted(gpus())
 DTYPES = ("bfloat16", "float16", "float32", "float8", "float64", "int8")

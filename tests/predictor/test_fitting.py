@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import find_gpu
-from maya_core.predictor.fitting.data import read_table
-from maya_core.predictor.fitting.gemm import START, GemmRows, fit_gemm, fit_scale, fit_sustained
-from maya_core.predictor.fitting.lattice import fit_lattice, fit_surface
+from maya_core.predictor.fitting.gemm_fit import START, GemmRows, fit_gemm, fit_scale, fit_sustained
+from maya_core.predictor.fitting.lattice_fit import fit_lattice, fit_surface
+from maya_core.predictor.fitting.measurements import read_table
 from maya_core.predictor.fitting.splits import by_key, errors, largest_tenth
-from maya_core.predictor.gemm import FittedGemm
+from maya_core.predictor.gemm_time import FittedGemm
 from maya_core.predictor.lattice import Axis, Lattice, Surface, knot_sizes
 from maya_core.predictor.profile import SHIPPED, find_profile, read_profile, shipped
 

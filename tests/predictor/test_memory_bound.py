@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maya_core.hardware.catalog import find_gpu, gpus
-from maya_core.predictor import copies, memory
+from maya_core.predictor import copy_time, streaming_time
 from maya_core.predictor.durations import Provenance
 from maya_core.predictor.profile import SHIPPED, shipped
 
 MIB = 2**20
 PATTERNS = sorted(
     {
-        *memory.RELATIVES,
-        *memory.MEASURED,
+        *streaming_time.RELATIVES,
+        *streaming_time.MEASURED,
         *(model for profile in shipped("memory").values() for model in profile.models),
     }
 )
@@ -28,7 +28,7 @@ any_size = st.one_of(st.sampled_from([0, 1, 2**31, 2**45]), st.integers(0, 2**45
 
 
 def seconds(gpu: str, model: str, *sizes: float) -> float:
-    return float(memory.predict(find_gpu(gpu), model, np.array([sizes])).seconds[0])
+    return float(streaming_time.predict(find_gpu(gpu), model, np.array([sizes])).seconds[0])
 
 
 # ---- figures ----
@@ -82,7 +82,8 @@ def test_a_few_long_rows_leave_the_gpu_idle() -> None:
 
 def test_a_gpu_without_measurements_borrows_shares() -> None:
     h200, h100 = (
-        memory.predict(find_gpu(name), "elementwise", np.array([[2e9, 1e9, 5e8, 0]])) for name in ("h200", "h100")
+        streaming_time.predict(find_gpu(name), "elementwise", np.array([[2e9, 1e9, 5e8, 0]]))
+        for name in ("h200", "h100")
     )
     assert h200.seconds[0] == pytest.approx(h100.seconds[0] * 3350 / 4800, rel=0.03)
     assert h200.provenance[0] == Provenance.EXTRAPOLATED
@@ -91,16 +92,19 @@ def test_a_gpu_without_measurements_borrows_shares() -> None:
 
 
 def test_what_is_no_matter_of_bytes_is_a_bound() -> None:
-    assert memory.predict(find_gpu("h100"), "other", np.array([[1e6, 1e6, 1e6, 0]])).provenance[0] == Provenance.BOUND
+    assert (
+        streaming_time.predict(find_gpu("h100"), "other", np.array([[1e6, 1e6, 1e6, 0]])).provenance[0]
+        == Provenance.BOUND
+    )
 
 
 def test_copies_go_by_their_link() -> None:
     gpu = find_gpu("h100")
     nbytes = np.array([2**30])
-    pinned, pageable = (copies.predict(gpu, "h2d", nbytes, pinned=each).seconds[0] for each in (True, False))
+    pinned, pageable = (copy_time.predict(gpu, "h2d", nbytes, pinned=each).seconds[0] for each in (True, False))
     assert 0.7 < 2**30 / pinned / gpu.host_link_bytes_per_s < 0.85
     assert pageable > 1.5 * pinned
-    assert copies.predict(gpu, "d2d", nbytes).seconds[0] < pinned / 20
+    assert copy_time.predict(gpu, "d2d", nbytes).seconds[0] < pinned / 20
 
 
 # ---- properties ----
@@ -131,7 +135,7 @@ def test_more_or_longer_rows_never_cost_less(gpu: str, model: str, rows: int, ro
 @settings(max_examples=100, deadline=None)
 @given(any_gpu, st.sampled_from(["h2d", "d2h", "d2d"]), any_size)
 def test_more_to_copy_takes_longer(gpu: str, model: str, nbytes: int) -> None:
-    once, twice = copies.predict(find_gpu(gpu), model, np.array([nbytes, 2 * nbytes])).seconds
+    once, twice = copy_time.predict(find_gpu(gpu), model, np.array([nbytes, 2 * nbytes])).seconds
     assert 0 < once <= twice < math.inf
 
 
@@ -153,7 +157,7 @@ def test_profiles_are_small_and_say_how_far_off_they_are() -> None:
 def test_a_fit_finds_what_rows_were_made_from() -> None:
     pytest.importorskip("scipy")
     pytest.importorskip("pyarrow")
-    from maya_core.predictor.fitting.memory import Rows, fit_pattern
+    from maya_core.predictor.fitting.streaming_fit import Rows, fit_pattern
 
     gpu = find_gpu("a100")
     nbytes = 2.0 ** np.arange(16, 32, 0.1)
@@ -162,7 +166,7 @@ def test_a_fit_finds_what_rows_were_made_from() -> None:
     made = 2e-6 + nbytes / rate
     texts = np.array([f"{each:g}" for each in nbytes], object)
     fitted = fit_pattern(gpu, "elementwise", Rows(sizes, made, texts, texts, texts))
-    predicted, backed = memory.evaluate(gpu, "elementwise", fitted, sizes)
+    predicted, backed = streaming_time.evaluate(gpu, "elementwise", fitted, sizes)
     assert fitted.share == pytest.approx(0.8, rel=0.02)
     away_from_the_step = np.abs(np.log2(nbytes / (gpu.l2_bytes / 2))) > 1
     assert np.abs(predicted / made - 1)[away_from_the_step].max() < 0.1
@@ -171,4 +175,4 @@ def test_a_fit_finds_what_rows_were_made_from() -> None:
 
 def test_a_pattern_nobody_knows_is_refused() -> None:
     with pytest.raises(ValueError, match="no pattern 'elementwize'; there are"):
-        memory.predict(find_gpu("h100"), "elementwize", np.ones((1, 4)))
+        streaming_time.predict(find_gpu("h100"), "elementwize", np.ones((1, 4)))

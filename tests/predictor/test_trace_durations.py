@@ -17,10 +17,10 @@ from maya_core.ops.kernel import Gemm
 from maya_core.ops.plan import flops_of, kernels_of
 from maya_core.predictor.calibration import Calibration, Measured
 from maya_core.predictor.durations import Durations, Provenance
-from maya_core.predictor.predict import Predictor, durations_of
-from maya_core.report.kernels import entries, shares
+from maya_core.predictor.pricing import Predictor, durations_of
+from maya_core.report.kernel_table import entries, shares
 from maya_core.trace.job import JobTrace, read_job
-from maya_core.trace.schema import Kind
+from maya_core.trace.schema import EventKind
 
 MAYA = [str(Path(sys.executable).with_name("maya"))]
 SCRIPT = """
@@ -61,7 +61,7 @@ def test_a_step_takes_what_its_products_must_take_and_a_collective_what_nvlink_a
     found = entries(trace, priced)
     total = sum(entry.total for entry in found)
     step = trace.step(trace.steps)
-    flops = sum(flops_of(trace.calls[number]) for number in step["subject"][step["kind"] == Kind.OP])
+    flops = sum(flops_of(trace.calls[number]) for number in step["subject"][step["kind"] == EventKind.OP])
     assert 0.3 < flops / total / 312e12 < 0.9
     gradients = [entry for entry in found if entry.name == "all_reduce"]
     nbytes = 2 * (1024 * 4096 * 2 + 3 * 4096 + 1024)

@@ -12,8 +12,8 @@ from torch import nn
 import maya_core
 from maya_core.hardware.cluster import cluster
 from maya_core.report.analysis import Analysis, Options, analyse
-from maya_core.report.predict import prediction_of
 from maya_core.report.prediction import Prediction
+from maya_core.report.summary import prediction_of
 from maya_core.trace.job import collate
 from maya_core.trace.rank import RankTrace
 

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from report.small_jobs import IMAGE, SCRIPT, hung, out_of_memory, trained
 
-from maya_core.report import words
+from maya_core.report import wording
 from maya_core.report.analysis import Analysis
 from maya_core.report.html import page, write_page
-from maya_core.report.page import timeline as timeline_data
+from maya_core.report.page import timeline_chart as timeline_data
 from maya_core.report.prediction import Prediction
 
 INSTALL = "apt-get install -y chromium chromium-driver; pip install selenium"
@@ -133,17 +133,17 @@ def test_the_headline_is_the_predictions(opened: Open) -> None:
     _, prediction = trained(2)
     browser = opened(trained(2))
     assert "NVIDIA H100 80GB HBM3" in browser.title
-    assert text(browser, ".card.step .value") == words.seconds(prediction.step_time_s)
+    assert text(browser, ".card.step .value") == wording.seconds(prediction.step_time_s)
     low, high = prediction.step_time_range_s  # type: ignore[misc]
-    assert f"between {words.seconds(low)} and {words.seconds(high)}" in text(browser, ".card.step")
-    assert text(browser, ".card.throughput .value") == words.count(prediction.samples_per_s)
-    assert text(browser, ".card.mfu .value") == words.share(prediction.mfu)
-    crowded = prediction.memory.crowded
-    assert crowded is not None
-    used = crowded.peak_reserved_bytes + crowded.outside_allocator_bytes
-    assert text(browser, ".card.memory .value") == words.size(used)
+    assert f"between {wording.seconds(low)} and {wording.seconds(high)}" in text(browser, ".card.step")
+    assert text(browser, ".card.throughput .value") == wording.count(prediction.samples_per_s)
+    assert text(browser, ".card.mfu .value") == wording.share(prediction.mfu)
+    fullest = prediction.memory.fullest
+    assert fullest is not None
+    used = fullest.peak_reserved_bytes + fullest.outside_allocator_bytes
+    assert text(browser, ".card.memory .value") == wording.size(used)
     assert "✓ fits in 79.2 GiB" in text(browser, ".card.memory")
-    assert text(browser, ".card.cost .value") == words.money(prediction.cost.usd_per_1k_steps)  # type: ignore[union-attr]
+    assert text(browser, ".card.cost .value") == wording.money(prediction.cost.usd_per_1k_steps)  # type: ignore[union-attr]
     assert not browser.find_elements("css selector", ".alarm")
 
 
@@ -244,7 +244,7 @@ def test_out_of_memory_is_said_first(opened: Open) -> None:
     browser = opened(out_of_memory())
     memory = prediction.memory.ranks[0]
     said = text(browser, "#out-of-memory")
-    assert "Does not fit in memory" in said and words.size(memory.out_of_memory_bytes) in said
+    assert "Does not fit in memory" in said and wording.size(memory.out_of_memory_bytes) in said
     assert "✗ does not fit" in text(browser, ".card.memory")
     assert "No optimizer step" in text(browser, "#no-step")
     assert browser.find_element("id", "memory-canvas").is_displayed()

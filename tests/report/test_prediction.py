@@ -17,8 +17,8 @@ import maya_core
 from maya_core.hardware.cluster import cluster
 from maya_core.report.analysis import Options
 from maya_core.report.files import read_prediction, write_prediction
-from maya_core.report.predict import predict
 from maya_core.report.prediction import Prediction
+from maya_core.report.summary import predict
 from maya_core.report.throughput import _replicas
 from maya_core.trace.job import JobTrace, collate
 from maya_core.trace.schema import Phase
@@ -135,7 +135,7 @@ def test_recomputing_counts_for_hfu_only() -> None:
 
 
 def test_the_peak_is_told_by_module_and_line(job: JobTrace, prediction: Prediction) -> None:
-    memory = prediction.memory.crowded
+    memory = prediction.memory.fullest
     assert (
         sum(row.bytes for row in memory.at_peak)
         == memory.peak_allocated_bytes

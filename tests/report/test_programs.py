@@ -159,7 +159,7 @@ def test_memory_that_runs_out_at_once() -> None:
             torch.empty(10**11, dtype=torch.uint8, device="cuda")
     told = job.prediction
     assert told.memory.fits is False
-    assert told.memory.crowded.out_of_memory_step == 1
+    assert told.memory.fullest.out_of_memory_step == 1
     assert "DOES NOT FIT" in str(told)
     assert not any("give its cache back" in caveat for caveat in told.caveats)
 
@@ -187,7 +187,7 @@ def test_lines_of_an_earlier_emulation_are_forgotten() -> None:
             pool.submit(lambda: weight.detach().add_(1)).result()
             weight.sum().backward()
             torch.optim.SGD([weight], 0.1).step()
-    assert job.prediction.memory.crowded.peak_allocated_bytes > 0
+    assert job.prediction.memory.fullest.peak_allocated_bytes > 0
 
 
 def test_a_graph_is_replayed_on_the_current_stream() -> None:

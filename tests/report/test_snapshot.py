@@ -17,7 +17,7 @@ from torch.cuda import _memory_viz
 import maya_core
 from maya_core.errors import MayaError
 from maya_core.report.snapshot import write_snapshot
-from maya_core.trace.memory import CATEGORIES
+from maya_core.trace.memory_peaks import CATEGORIES
 
 # All that the viewer's JavaScript (torch/utils/viz/MemoryViz.js) knows of pickle.
 KNOWN = {

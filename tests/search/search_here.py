@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
-from maya_core.search.recipe import Job, read_recipe
+from maya_core.search.recipe import CheckedRecipe, read_recipe
 from maya_core.search.study import Goal, Plan, Search
 from maya_core.search.trial import task_of
 
@@ -35,9 +35,9 @@ def write(folder: Path, text: str = MLP, name: str = "mlp") -> Path:
     return path
 
 
-def job(folder: Path, text: str = MLP) -> Job:
+def job(folder: Path, text: str = MLP) -> CheckedRecipe:
     return read_recipe(write(folder, text))
 
 
-def search(job: Job, folder: Path, goal: Goal | None = None, **plan: object) -> Search:
+def search(job: CheckedRecipe, folder: Path, goal: Goal | None = None, **plan: object) -> Search:
     return Search(job, goal or Goal(), Plan(**plan), folder, lambda point: task_of(job, point, folder))  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ import sqlalchemy
 from maya_here import refused
 from search_here import MLP, job, search, write
 
-from maya_core.compiled import cache_folder
+from maya_core.cpp_build import cache_folder
 from maya_core.errors import MayaError
 from maya_core.launch.signals import TERMINATED
 from maya_core.search import result

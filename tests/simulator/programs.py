@@ -7,17 +7,17 @@ from collections.abc import Iterable
 import numpy as np
 
 from maya_core.hardware.cluster import Cluster, cluster
-from maya_core.hardware.host import KERNEL_GAP_S
+from maya_core.hardware.host_costs import KERNEL_GAP_S
 from maya_core.ops.kernel import Copy, Kernel, Timed
 from maya_core.predictor.durations import Durations, Provenance
-from maya_core.predictor.predict import TraceDurations
+from maya_core.predictor.pricing import TraceDurations
 from maya_core.simulator.host import Host
 from maya_core.simulator.simulate import RankTimeline, Timeline, simulate
 from maya_core.trace.call import Call, Tensor
 from maya_core.trace.communication import CollectiveCall, Communicator
 from maya_core.trace.job import collate
 from maya_core.trace.rank import RankTrace
-from maya_core.trace.schema import EVENT, ON_HOST, REPLAYED, Kind, Phase
+from maya_core.trace.schema import EVENT, ON_HOST, REPLAYED, EventKind, Phase
 
 MS = 1e-3
 HOST = Tensor("Float", (1024,), (1,), "cpu")
@@ -40,7 +40,7 @@ class Rank:
         self.clock_ns = 0
         self.steps = 0
 
-    def _row(self, kind: Kind, stream: int = 0, **values: int) -> None:
+    def _row(self, kind: EventKind, stream: int = 0, **values: int) -> None:
         self.rows.append({"kind": kind, "stream": stream, "time_ns": self.clock_ns, **values})
 
     def host(self, milliseconds: float) -> Rank:
@@ -50,7 +50,7 @@ class Rank:
 
     def host_work(self, gigabytes: float) -> Rank:
         """The host computes, through so much memory."""
-        self._row(Kind.HOST_WORK, a=round(gigabytes * 1e9))
+        self._row(EventKind.HOST_WORK, a=round(gigabytes * 1e9))
         return self
 
     def compute(self, milliseconds: float, stream: int = 0, phase: Phase = Phase.FORWARD, flags: int = 0) -> Rank:
@@ -62,31 +62,31 @@ class Rank:
         return self._op(milliseconds, stream, call, Copy("h2d", DEVICE.nbytes), Phase.FORWARD, 0)
 
     def _op(self, milliseconds: float, stream: int, call: Call, kernel: Kernel, phase: Phase, flags: int) -> Rank:
-        self._row(Kind.OP, stream, subject=len(self.calls), phase=phase, flags=flags)
+        self._row(EventKind.OP, stream, subject=len(self.calls), phase=phase, flags=flags)
         self.calls.append(call)
         self.kernels.append([kernel])
         self.op_s.append(milliseconds * MS - KERNEL_GAP_S)
         return self
 
     def record(self, event: int, version: int = 1, stream: int = 0) -> Rank:
-        self._row(Kind.EVENT_RECORD, stream, subject=event, a=version)
+        self._row(EventKind.EVENT_RECORD, stream, subject=event, a=version)
         return self
 
     def wait(self, event: int, version: int = 1, stream: int = 0) -> Rank:
-        self._row(Kind.EVENT_WAIT, stream, subject=event, a=version)
+        self._row(EventKind.EVENT_WAIT, stream, subject=event, a=version)
         return self
 
     def host_waits(self, event: int, version: int = 1) -> Rank:
-        self._row(Kind.EVENT_SYNC, subject=event, a=version)
+        self._row(EventKind.EVENT_SYNC, subject=event, a=version)
         return self
 
     def sync(self, stream: int | None = None) -> Rank:
-        self._row(Kind.DEVICE_SYNC if stream is None else Kind.STREAM_SYNC, stream or 0)
+        self._row(EventKind.DEVICE_SYNC if stream is None else EventKind.STREAM_SYNC, stream or 0)
         return self
 
     def step(self) -> Rank:
         self.steps += 1
-        self._row(Kind.STEP_END, a=self.steps)
+        self._row(EventKind.STEP_END, a=self.steps)
         return self
 
     def collective(
@@ -97,7 +97,7 @@ class Rank:
         one = Communicator("gloo" if host else "nccl", group, members, members.index(self.rank))
         if one not in self.communicators:
             self.communicators.append(one)
-        self._row(Kind.COLLECTIVE, stream, subject=len(self.collectives), flags=ON_HOST if host else 0)
+        self._row(EventKind.COLLECTIVE, stream, subject=len(self.collectives), flags=ON_HOST if host else 0)
         self.collectives.append(CollectiveCall(self.communicators.index(one), op, "Float", elements, elements, peer))
         self.collective_s.append(milliseconds * MS)
         return self
@@ -109,7 +109,7 @@ class Rank:
         return self.collective(milliseconds, stream, "recv", peer=source, elements=elements)
 
     def group(self, *, begin: bool, stream: int = 1) -> Rank:
-        self._row(Kind.GROUP_BEGIN if begin else Kind.GROUP_END, stream)
+        self._row(EventKind.GROUP_BEGIN if begin else EventKind.GROUP_END, stream)
         return self
 
     def trace(self) -> RankTrace:

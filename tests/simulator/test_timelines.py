@@ -9,14 +9,14 @@ from programs import LARGE, MS, REPLAY, Rank, ends, play, starts
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import find_gpu
 from maya_core.hardware.cluster import cluster
-from maya_core.hardware.host import CALL_S, DISPATCH_S, KERNEL_GAP_S, LAUNCH_S
+from maya_core.hardware.host_costs import CALL_S, DISPATCH_S, KERNEL_GAP_S, LAUNCH_S
 from maya_core.report.analysis import Analysis, Options
 from maya_core.report.breakdown import rank_time
 from maya_core.simulator.clock import QUEUE
 from maya_core.simulator.contention import NVLINK_CHANNELS, TRAFFIC
 from maya_core.simulator.host import Host
 from maya_core.trace.job import collate
-from maya_core.trace.schema import Kind, Phase
+from maya_core.trace.schema import EventKind, Phase
 
 
 def times_of(*ranks: Rank, host: Host = Host.MEASURED):
@@ -221,7 +221,7 @@ def test_backward_and_a_graph_cost_the_host_less() -> None:
     one = DISPATCH_S["BACKWARD"] + LAUNCH_S
     assert host_time(Rank().compute(1, phase=Phase.BACKWARD)) == pytest.approx(one)
     replayed = Rank()
-    replayed._row(Kind.GRAPH_LAUNCH)
+    replayed._row(EventKind.GRAPH_LAUNCH)
     for _ in range(100):
         replayed.compute(1, flags=REPLAY)
     assert host_time(replayed) == pytest.approx(CALL_S["GRAPH_LAUNCH"])

@@ -13,7 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "accuracy"))
 from compile_against_oracle import emulated
 
-from maya_core.compiled import cache_folder
+from maya_core.cpp_build import cache_folder
 
 with (Path(__file__).parent / "data/oracle.csv").open() as file:
     ORACLE = {row["script"]: row for row in csv.DictReader(file)}

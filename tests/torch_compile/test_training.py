@@ -18,8 +18,8 @@ from maya_core.hardware.platform import Platform
 from maya_core.ops.plan import kernels_of
 from maya_core.report.prediction import Prediction
 from maya_core.trace.rank import RankTrace, read_trace
-from maya_core.trace.schema import Kind
-from maya_core.trace.triton import TritonKernel
+from maya_core.trace.schema import EventKind
+from maya_core.trace.triton_kernel import TritonKernel
 
 
 class Layer(nn.Module):
@@ -48,7 +48,7 @@ def layer() -> nn.Module:
 def kernels(trace: RankTrace) -> list[TritonKernel]:
     """Those of the last step, in order."""
     step = trace.step(trace.steps)
-    called = [trace.calls[number] for number in step["subject"][step["kind"] == Kind.OP]]
+    called = [trace.calls[number] for number in step["subject"][step["kind"] == EventKind.OP]]
     return [call.triton for call in called if call.triton is not None]
 
 
@@ -115,12 +115,12 @@ def test_a_replayed_graph_is_one_launch() -> None:
     plain, prediction = emulated("default")
     trace, replayed = emulated("reduce-overhead")
     step = trace.step(5)
-    graphs = step[step["kind"] == Kind.GRAPH_LAUNCH]
+    graphs = step[step["kind"] == EventKind.GRAPH_LAUNCH]
     assert len(graphs) == 2  # forward and backward
     assert [one.name for one in kernels(trace)] == [one.name for one in kernels(plain)]
     # Inputs, activations and outputs lie in the graphs' pool: only gradients of the loss and of what AdamW steps are allocated anew.
-    made = step[step["kind"] == Kind.ALLOC]["b"]
-    assert made.sum() < plain.step(5)[plain.step(5)["kind"] == Kind.ALLOC]["b"].sum() / 2
+    made = step[step["kind"] == EventKind.ALLOC]["b"]
+    assert made.sum() < plain.step(5)[plain.step(5)["kind"] == EventKind.ALLOC]["b"].sum() / 2
     assert replayed.step_time_s is not None and prediction.step_time_s is not None
     assert replayed.step_time_s < prediction.step_time_s  # small kernels wait for the host
 

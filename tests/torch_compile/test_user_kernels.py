@@ -12,7 +12,7 @@ import maya_core
 from maya_core.hardware.catalog import find_gpu
 from maya_core.hardware.platform import Platform
 from maya_core.ops.plan import kernels_of
-from maya_core.predictor.predict import Predictor
+from maya_core.predictor.pricing import Predictor
 from maya_core.torch_compile.source import use_of
 
 

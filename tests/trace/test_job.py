@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from maya_core.errors import MayaError
 from maya_core.trace import RankTrace, write_trace
+from maya_core.trace.call_names import abbreviated, frames_of_interest
 from maya_core.trace.communication import CollectiveCall, Communicator, Frame
 from maya_core.trace.hangs import Hang, find_hangs
 from maya_core.trace.job import collate, read_job, trace_path, write_manifest
-from maya_core.trace.schema import EVENT, ON_HOST, Kind
-from maya_core.trace.wording import abbreviated, frames_of_interest
+from maya_core.trace.schema import EVENT, ON_HOST, EventKind
 
 WORLD = ("nccl", "world")
 TORCH = Frame("/venv/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py", 2987, "all_reduce")
@@ -38,7 +38,9 @@ class Rank:
         self.steps = 0
         self.assumed: list[int] = []
 
-    def event(self, kind: Kind, subject: int = 0, a: int = 0, b: int = 0, stream: int = MAIN, flags: int = 0) -> None:
+    def event(
+        self, kind: EventKind, subject: int = 0, a: int = 0, b: int = 0, stream: int = MAIN, flags: int = 0
+    ) -> None:
         self.events.append((kind, subject, a, b, stream, flags))
 
     def call(
@@ -68,11 +70,11 @@ class Rank:
         line = (number, op, peer, tag) if op in ("send", "recv") else (number,)
         count = self.counts[line] = self.counts.get(line, -1) + 1
         flags = ON_HOST if group[0] == "gloo" else 0
-        self.event(Kind.COLLECTIVE, self.calls.index(made), (tag << 32) + count, len(self.events), stream, flags)
+        self.event(EventKind.COLLECTIVE, self.calls.index(made), (tag << 32) + count, len(self.events), stream, flags)
 
     def step(self) -> None:
         self.steps += 1
-        self.event(Kind.STEP_END, a=self.steps)
+        self.event(EventKind.STEP_END, a=self.steps)
 
     def trace(self, ended: str = "completed") -> RankTrace:
         events = np.zeros(len(self.events), EVENT)
@@ -421,21 +423,21 @@ def test_two_communicators_in_opposite_order() -> None:
 def test_streams_wait_as_they_are_told(wait: str) -> None:
     a, b = job = ranks(2)
     for one, names in ((a, ("one", "other")), (b, ("other", "one"))):
-        one.event(Kind.EVENT_RECORD, subject=3, a=1, stream=SIDE)
+        one.event(EventKind.EVENT_RECORD, subject=3, a=1, stream=SIDE)
         one.call("all_reduce", group=("nccl", names[0]), stream=SIDE)
-        one.event(Kind.EVENT_RECORD, subject=3, a=2, stream=SIDE)
+        one.event(EventKind.EVENT_RECORD, subject=3, a=2, stream=SIDE)
         if wait == "event wait":
-            one.event(Kind.EVENT_WAIT, subject=3, a=2)
+            one.event(EventKind.EVENT_WAIT, subject=3, a=2)
         elif wait == "event sync":
-            one.event(Kind.EVENT_SYNC, subject=3, a=2)
+            one.event(EventKind.EVENT_SYNC, subject=3, a=2)
         elif wait == "stream sync":
-            one.event(Kind.STREAM_SYNC, stream=SIDE)
+            one.event(EventKind.STREAM_SYNC, stream=SIDE)
         elif wait == "device sync":
-            one.event(Kind.DEVICE_SYNC)
+            one.event(EventKind.DEVICE_SYNC)
         elif wait == "another event":  # recorded before the collective, or never
-            one.event(Kind.EVENT_WAIT, subject=3, a=1)
-            one.event(Kind.EVENT_WAIT, subject=9, a=1)
-            one.event(Kind.STREAM_SYNC)
+            one.event(EventKind.EVENT_WAIT, subject=3, a=1)
+            one.event(EventKind.EVENT_WAIT, subject=9, a=1)
+            one.event(EventKind.STREAM_SYNC)
         one.call("all_reduce", group=("nccl", names[1]))
     assert bool(hangs(job)) == (wait not in ("none", "another event"))
 
@@ -444,11 +446,11 @@ def exchange(elements: int, receive_first: bool = False, grouped: bool = False) 
     job = ranks(2)
     for one in job:
         if grouped:
-            one.event(Kind.GROUP_BEGIN)
+            one.event(EventKind.GROUP_BEGIN)
         for op in ("recv", "send") if receive_first else ("send", "recv"):
             one.call(op, elements, peer=1 - one.rank)
         if grouped:
-            one.event(Kind.GROUP_END)
+            one.event(EventKind.GROUP_END)
     return job
 
 
@@ -462,10 +464,10 @@ def test_both_send_first() -> None:
 
 def test_a_group_waits_for_all_its_calls() -> None:
     a, b, c = job = ranks(3)
-    a.event(Kind.GROUP_BEGIN)
+    a.event(EventKind.GROUP_BEGIN)
     a.call("recv", peer=1)
     a.call("recv", peer=2)
-    a.event(Kind.GROUP_END)
+    a.event(EventKind.GROUP_END)
     a.call("send", peer=1)
     b.call("send", peer=0)
     b.call("recv", peer=0)
@@ -520,24 +522,28 @@ def random_program(choose: random.Random) -> list[Rank]:
                 one.call(**op, **options)
             elif kind == "asynchronous":
                 number = len(one.events)
-                one.event(Kind.EVENT_RECORD, subject=1, a=number, stream=MAIN)
-                one.event(Kind.EVENT_WAIT, subject=1, a=number, stream=SIDE)
+                one.event(EventKind.EVENT_RECORD, subject=1, a=number, stream=MAIN)
+                one.event(EventKind.EVENT_WAIT, subject=1, a=number, stream=SIDE)
                 one.call(**op, **options, stream=SIDE)
-                one.event(Kind.EVENT_RECORD, subject=2, a=number, stream=SIDE)
+                one.event(EventKind.EVENT_RECORD, subject=2, a=number, stream=SIDE)
                 if choose.random() < 0.5:
-                    one.event(choose.choice((Kind.EVENT_WAIT, Kind.EVENT_SYNC)), subject=2, a=number, stream=MAIN)
+                    one.event(
+                        choose.choice((EventKind.EVENT_WAIT, EventKind.EVENT_SYNC)), subject=2, a=number, stream=MAIN
+                    )
             elif kind == "coalesced" and group[0] == "nccl":
-                one.event(Kind.GROUP_BEGIN, stream=SIDE)
+                one.event(EventKind.GROUP_BEGIN, stream=SIDE)
                 one.call(**op, **options, stream=SIDE)
                 one.call("all_reduce", **options, stream=SIDE)
-                one.event(Kind.GROUP_END, stream=SIDE)
+                one.event(EventKind.GROUP_END, stream=SIDE)
             elif kind == "ring":
-                one.event(Kind.GROUP_BEGIN)
+                one.event(EventKind.GROUP_BEGIN)
                 one.call("send", peer=among[(place + 1) % len(among)], **options)
                 one.call("recv", peer=among[place - 1], **options)
-                one.event(Kind.GROUP_END)
+                one.event(EventKind.GROUP_END)
             elif kind == "sync":
-                one.event(choose.choice((Kind.STREAM_SYNC, Kind.DEVICE_SYNC)), stream=choose.choice((MAIN, SIDE)))
+                one.event(
+                    choose.choice((EventKind.STREAM_SYNC, EventKind.DEVICE_SYNC)), stream=choose.choice((MAIN, SIDE))
+                )
         if kind == "step":
             for one in job:
                 one.step()
@@ -570,15 +576,15 @@ def test_a_large_job() -> None:
     traces = []
     for one in ranks(8):
         for _ in range(10):
-            one.event(Kind.EVENT_RECORD, subject=1, a=1)
-            one.event(Kind.EVENT_WAIT, subject=1, a=1, stream=SIDE)
+            one.event(EventKind.EVENT_RECORD, subject=1, a=1)
+            one.event(EventKind.EVENT_WAIT, subject=1, a=1, stream=SIDE)
             one.call("all_reduce", stream=SIDE)
-            one.event(Kind.EVENT_RECORD, subject=2, a=1, stream=SIDE)
-            one.event(Kind.EVENT_WAIT, subject=2, a=1)
+            one.event(EventKind.EVENT_RECORD, subject=2, a=1, stream=SIDE)
+            one.event(EventKind.EVENT_WAIT, subject=2, a=1)
         one.call("send", peer=(one.rank + 1) % 8)
         one.call("recv", peer=(one.rank - 1) % 8)
         for _ in range(48):
-            one.event(Kind.OP)
+            one.event(EventKind.OP)
         trace = one.trace()
         traces.append(replace(trace, events=np.tile(trace.events, 3000)))
     job = collate(traces)

@@ -24,12 +24,12 @@ import numpy as np
 import pytest
 
 from maya_core.hardware.cluster import cluster
-from maya_core.predictor.predict import durations_of
-from maya_core.report.predict import predict
+from maya_core.predictor.pricing import durations_of
+from maya_core.report.summary import predict
 from maya_core.report.what_if import recorded_cluster
 from maya_core.trace.job import read_job, trace_path
 from maya_core.trace.rank import RankTrace, read_trace, write_trace
-from maya_core.trace.schema import VERSION, Kind
+from maya_core.trace.schema import VERSION, EventKind
 
 DATA = Path(__file__).parent / "data"
 VERSIONS = (1, 2, 3, 5)
@@ -59,7 +59,7 @@ def column(version: int, name: str) -> np.ndarray:
 
 def ops_of(names: list[str], kinds: np.ndarray, subjects: np.ndarray) -> Counter[str]:
     """How often each op is called."""
-    return Counter(names[number] for number in subjects[kinds == Kind.OP].tolist())
+    return Counter(names[number] for number in subjects[kinds == EventKind.OP].tolist())
 
 
 def sizes_in(value: Any) -> list[list[int]]:
@@ -72,7 +72,7 @@ def sizes_in(value: Any) -> list[list[int]]:
 def kernel_seconds(trace: RankTrace) -> float:
     """Of the kernels of the last step, on the GPU it was recorded for."""
     step = trace.step(trace.steps)
-    calls = step["subject"][step["kind"] == Kind.OP]
+    calls = step["subject"][step["kind"] == EventKind.OP]
     return float(durations_of(trace, cluster(trace.meta["gpu"], 1)).ops.seconds[calls].sum())
 
 
@@ -107,7 +107,7 @@ def test_calls_are_those_of_the_file(version: int) -> None:
 def test_what_a_version_did_not_have_is_empty(version: int) -> None:
     trace = read_trace(path_of(version))
     assert (trace.communicators, trace.collectives, trace.sites) == ([], [], [])
-    made = trace.events["subject"][trace.events["kind"] == Kind.ALLOC]
+    made = trace.events["subject"][trace.events["kind"] == EventKind.ALLOC]
     lines = {trace.lines[number] for number in made.tolist()}
     assert lines == set(member(version, "lines.json")[1:] if version >= 3 else [""])
 

@@ -14,7 +14,7 @@ from models import gpt2
 
 import maya_core
 from maya_core.trace import read_trace
-from maya_core.trace.schema import Kind
+from maya_core.trace.schema import EventKind
 
 
 def train() -> None:
@@ -116,5 +116,5 @@ def test_synchronisation_is_recorded() -> None:
         x.sum().item()
         torch.cuda.synchronize()
     kinds = job.trace.events["kind"].tolist()
-    assert kinds.count(Kind.STREAM_SYNC) == 2  # the blocking copy and .item()
-    assert kinds.count(Kind.DEVICE_SYNC) == 1
+    assert kinds.count(EventKind.STREAM_SYNC) == 2  # the blocking copy and .item()
+    assert kinds.count(EventKind.DEVICE_SYNC) == 1

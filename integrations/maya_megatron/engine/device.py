@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from maya_core.errors import MayaError
-from maya_core.launch.emulation import Emulation
+from maya_core.session.emulation import Emulation
 from maya_core.trace.schema import Category
 
 NAMESPACE = "transformer_engine"
@@ -60,7 +60,7 @@ class Device:
 _device: list[Device] = []
 
 
-def put_on(emulation: Emulation) -> None:
+def install(emulation: Emulation) -> None:
     _device.append(Device(emulation))
     emulation.device.patches.on_undo(_device.clear)
 

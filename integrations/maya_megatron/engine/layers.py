@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from maya_megatron.engine import linear8, norms
-from maya_megatron.engine.linear import Settings, grouped_linear, linear
+from maya_megatron.engine.linear import LinearSettings, grouped_linear, linear
 from maya_megatron.engine.precision import autocast
 from maya_megatron.engine.weights8 import as_parameter
 
@@ -63,8 +63,8 @@ class Linear(torch.nn.Module):
     def set_tensor_parallel_group(self, tp_group: Any) -> None:
         self.tp_group = tp_group
 
-    def settings(self) -> Settings:
-        return Settings(
+    def settings(self) -> LinearSettings:
+        return LinearSettings(
             self.parallel_mode, self.tp_group, self.tp_size, self.sequence_parallel, self.fuse_wgrad_accumulation,
             self.norm, getattr(self, "eps", 0.0),
         )  # fmt: skip

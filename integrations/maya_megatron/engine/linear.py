@@ -14,7 +14,7 @@ from maya_megatron.engine.device import device, product, record
 
 
 @dataclass(frozen=True)
-class Settings:
+class LinearSettings:
     """Of a layer: how it is split, and what it normalizes by."""
 
     mode: str | None  # "column", "row"
@@ -42,7 +42,7 @@ def scattered(x: torch.Tensor, group: Any, wait: bool = True) -> Any:
     return out if wait else (out, work)
 
 
-def summed(out: torch.Tensor, how: Settings) -> torch.Tensor:
+def summed(out: torch.Tensor, how: LinearSettings) -> torch.Tensor:
     """What a layer of rows gives: its ranks' parts, added up."""
     if how.mode != "row" or how.tp_size == 1:
         return out
@@ -58,7 +58,7 @@ def flat(x: torch.Tensor) -> torch.Tensor:
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, how: Settings, x: Any, weight: Any, bias: Any, norm_weight: Any, norm_bias: Any) -> Any:
+    def forward(ctx: Any, how: LinearSettings, x: Any, weight: Any, bias: Any, norm_weight: Any, norm_bias: Any) -> Any:
         inputs, statistics = x, ()
         if how.norm:
             inputs, statistics = norms.forward(how.norm, x, norm_weight, norm_bias, how.eps)
@@ -77,7 +77,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        how: Settings = ctx.how
+        how: LinearSettings = ctx.how
         inputs, weight, bias, *normed = ctx.saved_tensors
         wants_input, wants_weight, wants_bias = ctx.needs_input_grad[1:4]
         wants_input = wants_input or how.norm is not None

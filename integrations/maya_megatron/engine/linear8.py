@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from maya_megatron.engine import blocks, norms
 from maya_megatron.engine.device import device
-from maya_megatron.engine.linear import Settings, flat, in_place_of_gradient, scattered, summed
+from maya_megatron.engine.linear import LinearSettings, flat, in_place_of_gradient, scattered, summed
 from maya_megatron.engine.precision import Recipe, autocast, first_layer, update_scales
 from maya_megatron.engine.quantized import Quantized, Quantizer, Quantizers, multiply, quantizers
 from maya_megatron.engine.weights8 import QuantizedTensor
@@ -72,7 +72,7 @@ class _Linear(torch.autograd.Function):
     def forward(
         ctx: Any, layer: Any, first: Any, with_backward: bool, x: Any, weight: Any, bias: Any, norm: Any, norm_bias: Any
     ) -> Any:
-        how: Settings = layer.settings()
+        how: LinearSettings = layer.settings()
         made = quantizers_of(layer, autocast().recipe)
         for_weight = with_backward and weight.requires_grad
         whole_later = how.gathers_input and not made.inputs[0].columns_gather
@@ -104,7 +104,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        how: Settings = ctx.how
+        how: LinearSettings = ctx.how
         saved = ctx.saved_tensors
         original, weight, bias, *normed = saved[len(NOTHING) :]
         inputs = Quantized(*saved[: len(NOTHING)])

@@ -23,7 +23,7 @@ def kernel(name: str, inputs: Sequence[Any], outputs: Sequence[torch.Tensor]) ->
 
 
 @dataclass(frozen=True)
-class Sizes:
+class MambaSizes:
     """Of a scan: `heads` of `head` numbers each, in `groups` that share B and C of `state` numbers, over chunks of the sequence."""
 
     batch: int
@@ -60,7 +60,7 @@ def new(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="cuda")
 
 
-def _up_to_states(xbc: torch.Tensor, dt: torch.Tensor, sizes: Sizes, out_dtype: torch.dtype) -> tuple[Any, ...]:
+def _up_to_states(xbc: torch.Tensor, dt: torch.Tensor, sizes: MambaSizes, out_dtype: torch.dtype) -> tuple[Any, ...]:
     dt_out, decay = sizes.steps(), sizes.steps()
     kernel("chunk_cumsum", [dt], [dt_out, decay])
     own = sizes.states()
@@ -70,7 +70,7 @@ def _up_to_states(xbc: torch.Tensor, dt: torch.Tensor, sizes: Sizes, out_dtype: 
     return dt_out, decay, states, final
 
 
-def _products(xbc: torch.Tensor, sizes: Sizes) -> torch.Tensor:
+def _products(xbc: torch.Tensor, sizes: MambaSizes) -> torch.Tensor:
     products = new(sizes.batch, sizes.chunks, sizes.groups, sizes.chunk, sizes.chunk)
     kernel("bmm_chunk", [xbc], [products])
     return products
@@ -84,7 +84,7 @@ def _convolved(xbc: torch.Tensor, *parameters: Any) -> torch.Tensor:
 
 class _Scan(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, inputs: Any, weight: Any, bias: Any, dt_bias: Any, a: Any, d: Any, sizes: Sizes) -> Any:
+    def forward(ctx: Any, inputs: Any, weight: Any, bias: Any, dt_bias: Any, a: Any, d: Any, sizes: MambaSizes) -> Any:
         inner = sizes.heads * sizes.head
         z, xbc, dt = inputs.split([inner, weight.shape[0], sizes.heads], dim=-1)
         xbc = _convolved(xbc, weight, bias)
@@ -99,7 +99,7 @@ class _Scan(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         inputs, weight, bias, before_gate, a, d, dt_bias = ctx.saved_tensors
-        sizes: Sizes = ctx.sizes
+        sizes: MambaSizes = ctx.sizes
         inner, dtype = sizes.heads * sizes.head, inputs.dtype
         z, given, dt = inputs.split([inner, weight.shape[0], sizes.heads], dim=-1)
         xbc = _convolved(given, weight, bias)
@@ -154,7 +154,7 @@ class _Scan(torch.autograd.Function):
         )
 
 
-def _summed(name: str, inputs: Sequence[Any], sizes: Sizes) -> tuple[torch.Tensor, torch.Tensor]:
+def _summed(name: str, inputs: Sequence[Any], sizes: MambaSizes) -> tuple[torch.Tensor, torch.Tensor]:
     """A gradient of B or C, and what goes to the steps: first by the programs that share a group, then their sum."""
     steps = sizes.steps()
     split = new(sizes.batch, sizes.length, sizes.splits, sizes.groups, sizes.state)
@@ -183,7 +183,7 @@ def mamba_split_conv1d_scan_combined(
     heads = D.shape[0]
     head = D.shape[1] if D.dim() == 2 else int(headdim or 0)
     state = (conv1d_weight.shape[0] - heads * head) // ngroups // 2
-    sizes = Sizes(zxbcdt.shape[0], zxbcdt.shape[1], heads, head, ngroups, state, chunk_size)
+    sizes = MambaSizes(zxbcdt.shape[0], zxbcdt.shape[1], heads, head, ngroups, state, chunk_size)
     out: torch.Tensor = _Scan.apply(zxbcdt, conv1d_weight, conv1d_bias, dt_bias, A, D, sizes)
     return out
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from maya_megatron.engine import (
-    attention,
+    cross_entropy,
+    dot_product_attention,
     graphs,
     layers,
     linear,
-    losses,
     mamba,
     norms,
     optimizers,
@@ -90,7 +90,7 @@ LAYERS = {
     "GroupedLinear": layers.GroupedLinear,
     "LayerNorm": norms.LayerNorm,
     "RMSNorm": norms.RMSNorm,
-    "DotProductAttention": attention.DotProductAttention,
+    "DotProductAttention": dot_product_attention.DotProductAttention,
 }
 OPS = ("Sequential", "FusibleOperation", "BasicLinear", "Bias", "LayerNorm", "RMSNorm", "AllReduce", "ReduceScatter",
        "GELU", "GEGLU", "ReLU", "ReGLU", "SiLU", "SwiGLU")  # fmt: skip
@@ -149,9 +149,9 @@ TRANSFORMER_ENGINE: dict[str, dict[str, Any]] = {
         "is_fp8_activation_recompute_enabled": lambda: precision.autocast().recomputes,
         "get_all_rng_states": dict,
     },
-    "transformer_engine.pytorch.attention": {"DotProductAttention": attention.DotProductAttention},
-    "transformer_engine.pytorch.attention.rope": {"apply_rotary_pos_emb": attention.apply_rotary_pos_emb},
-    "transformer_engine.pytorch.cross_entropy": {"parallel_cross_entropy": losses.parallel_cross_entropy},
+    "transformer_engine.pytorch.attention": {"DotProductAttention": dot_product_attention.DotProductAttention},
+    "transformer_engine.pytorch.attention.rope": {"apply_rotary_pos_emb": dot_product_attention.apply_rotary_pos_emb},
+    "transformer_engine.pytorch.cross_entropy": {"parallel_cross_entropy": cross_entropy.parallel_cross_entropy},
     "transformer_engine.pytorch.permutation": {
         "moe_permute": permutation.moe_permute,
         "moe_permute_with_probs": permutation.moe_permute_with_probs,

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from maya_core.errors import MayaError
-from maya_core.predictor.fitting.families import FAMILIES
+from maya_core.predictor.fitting.fitted import FAMILIES
 from maya_core.predictor.profile import SHIPPED, write_profile
 
 

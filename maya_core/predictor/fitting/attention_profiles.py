@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from maya_core.hardware.catalog import Gpu, find_gpu
-from maya_core.predictor.attention import AttentionModel, seen_keys
+from maya_core.predictor.attention_time import AttentionModel, seen_keys
 from maya_core.predictor.family import peak_flops
-from maya_core.predictor.fitting.attention import fit_attention, fit_backward, fit_scale, predict
-from maya_core.predictor.fitting.data import read_table, rows, where
+from maya_core.predictor.fitting.attention_fit import fit_attention, fit_backward, fit_scale, predict
 from maya_core.predictor.fitting.gemm_sources import BURST
+from maya_core.predictor.fitting.measurements import read_table, rows, where
 from maya_core.predictor.fitting.splits import Line, by_key, largest_tenth, summarize
-from maya_core.predictor.profile import Profile, Source
+from maya_core.predictor.profile import Profile, ProfileSource
 
 # Kernels of the forward table, by what they are to us. TensorRT-LLM's stands in for cuDNN's, which nobody published.
 FLASH2, FLASH3, FUSED = "flash2", "flash3", "fused"
@@ -117,14 +117,14 @@ def fit(data: Path, *, evaluate: bool = True, only: set[str] | None = None) -> I
     for name in [*BURST.values(), "a100-pcie"]:
         if only is not None and name not in only:
             continue
-        gpu, lines, used = find_gpu(name), list[Line](), list[Source]()
+        gpu, lines, used = find_gpu(name), list[Line](), list[ProfileSource]()
         models: dict[str, AttentionModel] = {}
         for kernel, kernel_names in KERNELS.items():
             found = forward_rows(data, name, kernel)
             if found is None:
                 continue
             models[kernel] = fit_attention(gpu, found.sizes, found.seconds)
-            used.append(Source(name="AIConfigurator prefill attention", rows=len(found), note=f"{kernel}: {', '.join(kernel_names)}"))  # fmt: skip
+            used.append(ProfileSource(name="AIConfigurator prefill attention", rows=len(found), note=f"{kernel}: {', '.join(kernel_names)}"))  # fmt: skip
             if evaluate:
                 lines += forward_lines(gpu, kernel, found)
         if name in FLASH2_BENCHMARK.values():
@@ -139,7 +139,7 @@ def fit(data: Path, *, evaluate: bool = True, only: set[str] | None = None) -> I
             models[f"{FLASH2} backward"] = fit_backward(
                 gpu, models[FLASH2], found.sizes, found.seconds, found.with_forward
             )
-            used.append(Source(name="FlashAttention-2's benchmark, forward + backward", rows=len(found)))
+            used.append(ProfileSource(name="FlashAttention-2's benchmark, forward + backward", rows=len(found)))
             if evaluate:
                 lines += backward_lines(gpu, FLASH2, models[FLASH2], found)
         for device, (ours, kernel) in SIMUMAX.items():
@@ -153,7 +153,7 @@ def fit(data: Path, *, evaluate: bool = True, only: set[str] | None = None) -> I
             models[f"{kernel} backward"] = fit_backward(
                 gpu, models[kernel], found.sizes, found.seconds, found.with_forward
             )
-            used.append(Source(name="SimuMax attention, forward and backward under load", rows=2 * len(found)))
+            used.append(ProfileSource(name="SimuMax attention, forward and backward under load", rows=2 * len(found)))
             if evaluate:
                 lines += backward_lines(gpu, kernel, models[kernel], found)
         if FLASH2 in models:

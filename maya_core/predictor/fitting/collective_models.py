@@ -19,7 +19,7 @@ from maya_core.predictor.collective_structure import (
     Route,
 )
 from maya_core.predictor.fitting.collective_sources import CollectiveRows
-from maya_core.predictor.fitting.lattice import fit_lattice
+from maya_core.predictor.fitting.lattice_fit import fit_lattice
 from maya_core.predictor.lattice import Axis, Lattice
 from maya_core.predictor.placement import Link, Placement
 

@@ -9,7 +9,7 @@ from pathlib import Path as Folder
 import numpy as np
 
 from maya_core.hardware.cluster import Cluster, cluster
-from maya_core.predictor.fitting.data import Table, read_table, where
+from maya_core.predictor.fitting.measurements import Table, read_table, where
 
 OPS = {
     "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
@@ -128,7 +128,7 @@ def _within(table: Table, microseconds: np.ndarray) -> CollectiveRows:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredCollective:
     """A cluster that was measured across its network, as the catalog would describe it."""
 
     name: str
@@ -145,15 +145,15 @@ def _machine(network: str, nodes: int, node: str, **changes: object) -> Cluster:
 
 
 @functools.cache
-def clusters() -> dict[str, Measured]:
+def clusters() -> dict[str, MeasuredCollective]:
     polaris = _machine("slingshot-11", 4096, "hgx-a100-40", gpus_per_node=4, nics=2, nvlink_domain=4, topology="mesh")
     known = [
-        Measured("sophia", "infiniband-hdr", cluster(node="hgx-a100-40", nodes=2), "DGX A100, 2 nodes"),
-        Measured("polaris", "slingshot-11", polaris, "4 x A100 and 2 ports a node, 2 to 540 nodes"),
-        Measured("oci", "roce-200", cluster(node="hgx-a100-40", nodes=2, network="roce-200"), "8 x A100 and 1600 Gb/s a node, 2 nodes"),
-        Measured("h100", "infiniband-ndr", cluster(node="hgx-h100", nodes=16), "8 x H100 and 8 ports a node, 2 and 10 nodes, from 32 MB; InfiniBand or RoCE, not stated"),
-        Measured("nvl72", "infiniband-ndr", cluster(node="gb200-nvl72", nodes=360), "GB200 NVL72 racks, 1, 2 and 20, from 512 MB"),
-        Measured("vidur-h100", "infiniband-ndr", cluster(node="hgx-h100", nodes=2), "messages between two DGX H100"),
+        MeasuredCollective("sophia", "infiniband-hdr", cluster(node="hgx-a100-40", nodes=2), "DGX A100, 2 nodes"),
+        MeasuredCollective("polaris", "slingshot-11", polaris, "4 x A100 and 2 ports a node, 2 to 540 nodes"),
+        MeasuredCollective("oci", "roce-200", cluster(node="hgx-a100-40", nodes=2, network="roce-200"), "8 x A100 and 1600 Gb/s a node, 2 nodes"),
+        MeasuredCollective("h100", "infiniband-ndr", cluster(node="hgx-h100", nodes=16), "8 x H100 and 8 ports a node, 2 and 10 nodes, from 32 MB; InfiniBand or RoCE, not stated"),
+        MeasuredCollective("nvl72", "infiniband-ndr", cluster(node="gb200-nvl72", nodes=360), "GB200 NVL72 racks, 1, 2 and 20, from 512 MB"),
+        MeasuredCollective("vidur-h100", "infiniband-ndr", cluster(node="hgx-h100", nodes=2), "messages between two DGX H100"),
     ]  # fmt: skip
     return {measured.name: measured for measured in known}
 

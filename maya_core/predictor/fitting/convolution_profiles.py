@@ -10,7 +10,7 @@ import numpy as np
 
 from maya_core.hardware.catalog import Gpu, find_gpu
 from maya_core.ops.kernel import Columns, Convolution
-from maya_core.predictor.convolution import (
+from maya_core.predictor.convolution_time import (
     DIRECTIONS,
     WINOGRAD_FILTER,
     ConvolutionModel,
@@ -20,11 +20,11 @@ from maya_core.predictor.convolution import (
     traffic,
 )
 from maya_core.predictor.family import peak_flops
-from maya_core.predictor.fitting.data import read_table, rows, where
-from maya_core.predictor.fitting.gemm import KERNEL_FLOOR_US, GemmRows, axes_for, fit_structure
-from maya_core.predictor.fitting.lattice import fit_surface, flat_surface
+from maya_core.predictor.fitting.gemm_fit import KERNEL_FLOOR_US, GemmRows, axes_for, fit_structure
+from maya_core.predictor.fitting.lattice_fit import fit_surface, flat_surface
+from maya_core.predictor.fitting.measurements import read_table, rows, where
 from maya_core.predictor.fitting.splits import Line, by_key, largest_tenth, summarize
-from maya_core.predictor.profile import Profile, Source
+from maya_core.predictor.profile import Profile, ProfileSource
 
 NEUSIGHT = {"Tesla V100-PCIE-32GB": "v100-pcie", "Tesla T4": "t4", "NVIDIA A100 80GB PCIe": "a100-pcie"}
 DEEPBENCH = {"V100-SXM2 (DGX-1)": "v100", "T4": "t4"}
@@ -124,12 +124,12 @@ def fit(data: Path, *, evaluate: bool = True, only: set[str] | None = None) -> I
     for name in dict.fromkeys([*NEUSIGHT.values(), *DEEPBENCH.values()]):
         if only is not None and name not in only:
             continue
-        gpu, lines, used = find_gpu(name), list[Line](), list[Source]()
+        gpu, lines, used = find_gpu(name), list[Line](), list[ProfileSource]()
         models: dict[str, ConvolutionModel] = {}
 
         def add(
             dtype: str, direction: str, measured: tuple[np.ndarray, np.ndarray], source: str, bare: bool,
-            gpu: Gpu = gpu, models: dict[str, ConvolutionModel] = models, used: list[Source] = used, lines: list[Line] = lines,
+            gpu: Gpu = gpu, models: dict[str, ConvolutionModel] = models, used: list[ProfileSource] = used, lines: list[Line] = lines,
         ) -> None:  # fmt: skip
             sizes, seconds = measured
             model = f"{dtype} {direction}"
@@ -137,7 +137,7 @@ def fit(data: Path, *, evaluate: bool = True, only: set[str] | None = None) -> I
                 return
             models[model], timer = fit_convolution(gpu, dtype, sizes, seconds, bare=bare)
             note = model if bare else f"{model}, {timer * 1e6:.0f} us of timer taken out"
-            used.append(Source(name=source, rows=len(seconds), note=note))
+            used.append(ProfileSource(name=source, rows=len(seconds), note=note))
             if evaluate:
                 lines += lines_of(gpu, dtype, model, sizes, seconds, bare=bare)
 

@@ -11,10 +11,10 @@ from maya_core.hardware.catalog import Gpu, find_gpu
 from maya_core.hardware.dtypes import RATE_BYTES
 from maya_core.predictor.family import peak_flops
 from maya_core.predictor.fitting import gemm_sources as sources
-from maya_core.predictor.fitting.gemm import GemmRows, fit_gemm, fit_scale, fit_sustained
+from maya_core.predictor.fitting.gemm_fit import GemmRows, fit_gemm, fit_scale, fit_sustained
 from maya_core.predictor.fitting.splits import Line, by_key, largest_tenth, summarize
-from maya_core.predictor.gemm import FittedGemm, GemmModel
-from maya_core.predictor.profile import Profile, Source
+from maya_core.predictor.gemm_time import FittedGemm, GemmModel
+from maya_core.predictor.profile import Profile, ProfileSource
 
 BURST_NOTE = "AIConfigurator GEMM tables (short bursts)"
 SUSTAINED = {"a100": sources.vidur, "h100": sources.vidur, "a100-pcie": sources.simumax, "b200": sources.simumax}
@@ -100,14 +100,14 @@ def fit(data: Path, *, evaluate: bool = True, only: set[str] | None = None) -> I
     for name in names:
         if only is not None and name not in only:
             continue
-        gpu, lines, used = find_gpu(name), list[Line](), list[Source]()
+        gpu, lines, used = find_gpu(name), list[Line](), list[ProfileSource]()
         models: dict[str, GemmModel] = {}
         for dtype in sources.BURST_DTYPES.values() if name in sources.BURST.values() else ():
             rows = sources.burst(data, name, dtype)
             if len(rows) == 0:
                 continue
             models[dtype], _ = fit_gemm(gpu, dtype, rows)
-            used.append(Source(name=BURST_NOTE, rows=len(rows), note=dtype))
+            used.append(ProfileSource(name=BURST_NOTE, rows=len(rows), note=dtype))
             if evaluate:
                 lines += burst_lines(data, gpu, dtype)
         if name in BURST_OF:
@@ -116,25 +116,25 @@ def fit(data: Path, *, evaluate: bool = True, only: set[str] | None = None) -> I
             burst[name] = models["bfloat16"]
         if name in SUSTAINED:
             rows = SUSTAINED[name](data, name)
-            used.append(Source(name=SUSTAINED_NOTES[SUSTAINED[name].__name__], rows=len(rows)))
+            used.append(ProfileSource(name=SUSTAINED_NOTES[SUSTAINED[name].__name__], rows=len(rows)))
             models["bfloat16"] = sustained[name] = fit_sustained(gpu, "bfloat16", models["bfloat16"], rows)
             if evaluate:
                 lines += sustained_lines(data, gpu, burst[name])
         elif name in SUSTAINED_OF and SUSTAINED_OF[name] in sustained:
             lender = sustained[SUSTAINED_OF[name]].sustained
             models["bfloat16"] = models["bfloat16"].model_copy(update={"sustained": lender})
-            used.append(Source(name=f"what sustained load costs: as on {SUSTAINED_OF[name]}", rows=0))
+            used.append(ProfileSource(name=f"what sustained load costs: as on {SUSTAINED_OF[name]}", rows=0))
         elif name in sources.VIDUR.values():
             rows = sources.vidur(data, name)
             models["bfloat16"], _ = fit_gemm(gpu, "bfloat16", rows, per_octave=1)
-            used.append(Source(name=SUSTAINED_NOTES["vidur"], rows=len(rows)))
+            used.append(ProfileSource(name=SUSTAINED_NOTES["vidur"], rows=len(rows)))
             if evaluate:
                 lines += timed_lines(gpu, "bfloat16", rows, per_octave=1, bare=True)
         if name in sources.NEUSIGHT.values():
             for op, model in (("linear", "float32"), ("bmm", "float32 batched")):
                 rows = sources.neusight(data, name, op)
                 models[model], timer = fit_gemm(gpu, "float32", rows, per_octave=1, bare=False)
-                used.append(Source(name=f"NeuSight {op}, TF32 off", rows=len(rows), note=f"{timer * 1e6:.0f} us of timer taken out"))  # fmt: skip
+                used.append(ProfileSource(name=f"NeuSight {op}, TF32 off", rows=len(rows), note=f"{timer * 1e6:.0f} us of timer taken out"))  # fmt: skip
                 if evaluate:
                     lines += timed_lines(gpu, "float32", rows, per_octave=1, bare=False)
             if name == FLOAT32_DONOR:
@@ -144,7 +144,7 @@ def fit(data: Path, *, evaluate: bool = True, only: set[str] | None = None) -> I
             for model, those in (("float32", every.batch == 1), ("float32 batched", every.batch > 1)):
                 rows = every[those]
                 models[model], timer = fit_scale(gpu, "float32", float32[model], rows)
-                used.append(Source(name=f"NeuSight in-model multiplications, shape of {FLOAT32_DONOR}", rows=len(rows), note=f"{timer * 1e6:.0f} us of timer taken out"))  # fmt: skip
+                used.append(ProfileSource(name=f"NeuSight in-model multiplications, shape of {FLOAT32_DONOR}", rows=len(rows), note=f"{timer * 1e6:.0f} us of timer taken out"))  # fmt: skip
                 if evaluate:
                     lines += scaled_lines(gpu, rows, float32[model])
         if name in sources.DEEPBENCH.values():
@@ -153,7 +153,7 @@ def fit(data: Path, *, evaluate: bool = True, only: set[str] | None = None) -> I
                 if dtype in models or len(rows) < 50:
                     continue
                 models[dtype], _ = fit_gemm(gpu, dtype, rows, per_octave=1, smoothness=2.0)
-                used.append(Source(name="DeepBench", rows=len(rows), note=dtype))
+                used.append(ProfileSource(name="DeepBench", rows=len(rows), note=dtype))
                 if evaluate:
                     lines += timed_lines(gpu, dtype, rows, per_octave=1, bare=True)
         yield (

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from maya_core.predictor.fitting.data import Table, read_table, rows, where
-from maya_core.predictor.fitting.gemm import GemmRows
-from maya_core.predictor.gemm import LAYOUTS
+from maya_core.predictor.fitting.gemm_fit import GemmRows
+from maya_core.predictor.fitting.measurements import Table, read_table, rows, where
+from maya_core.predictor.gemm_time import LAYOUTS
 
 # Names of GPUs in the files, and ours.
 BURST = {

@@ -12,11 +12,11 @@ from maya_core.hardware.catalog import Gpu, find_gpu
 from maya_core.hardware.dtypes import RATE_BYTES
 from maya_core.ops.kernel import Columns, Recurrent
 from maya_core.predictor.family import Target, peak_flops
-from maya_core.predictor.fitting.data import read_table, rows
+from maya_core.predictor.fitting.measurements import read_table, rows
 from maya_core.predictor.fitting.splits import Line, by_key, largest_tenth, summarize
-from maya_core.predictor.gemm import price
-from maya_core.predictor.profile import Profile, Source
-from maya_core.predictor.recurrent import Product, RecurrentModel, parts, seconds
+from maya_core.predictor.gemm_time import price
+from maya_core.predictor.profile import Profile, ProfileSource
+from maya_core.predictor.recurrent_time import Product, RecurrentModel, parts, seconds
 
 DEVICES = {"V100-SXM2 (DGX-1)": "v100", "T4": "t4"}
 DTYPES = {"float32": "fp32", "float16": "fp16"}
@@ -79,7 +79,7 @@ def fit(data: Path, *, evaluate: bool = True, only: set[str] | None = None) -> I
     for name in DEVICES.values():
         if only is not None and name not in only:
             continue
-        gpu, lines, used = find_gpu(name), list[Line](), list[Source]()
+        gpu, lines, used = find_gpu(name), list[Line](), list[ProfileSource]()
         models: dict[str, RecurrentModel] = {}
         for dtype in DTYPES:
             for backward in (False, True):
@@ -88,7 +88,7 @@ def fit(data: Path, *, evaluate: bool = True, only: set[str] | None = None) -> I
                 if len(taken) < FEWEST:
                     continue
                 models[model] = fit_recurrent(gpu, dtype, sizes, taken)
-                used.append(Source(name="DeepBench", rows=len(taken), note=model))
+                used.append(ProfileSource(name="DeepBench", rows=len(taken), note=model))
                 work = sizes[:, 1] * sizes[:, 4] * sizes[:, 5] * sizes[:, 7] ** 2
                 for split, out in ((SHAPES, by_key(*sizes.T)), (LARGEST, largest_tenth(work))) if evaluate else ():
                     fitted = fit_recurrent(gpu, dtype, sizes[~out], taken[~out])

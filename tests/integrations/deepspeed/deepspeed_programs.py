@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from maya_deepspeed.launch import launch
 
-from maya_core.compiled import cache_folder
+from maya_core.cpp_build import cache_folder
 from maya_core.launch.coordinator import Coordinator
 from maya_core.launch.link import Link
 from maya_core.launch.run import collect
-from maya_core.launch.settings import Settings
+from maya_core.launch.settings import ProcessSettings
 from maya_core.launch.world import World
 from maya_core.trace.job import JobTrace
 
@@ -111,7 +111,7 @@ def launched(*words: str, out: Path, gpu: str = "h100", steps: int = 3) -> JobTr
     args = runner.parse_args(list(words))
     with pytest.MonkeyPatch.context() as patch, Coordinator() as coordinator:
         patch.setenv("PYTHONPATH", without_mlflow(coordinator.socket.parent))
-        settings = Settings(gpu=gpu, steps=steps, out=out, rank=None, coordinator=coordinator.socket)
+        settings = ProcessSettings(gpu=gpu, steps=steps, out=out, rank=None, coordinator=coordinator.socket)
         link = Link(coordinator.socket, frozenset())
         try:
             code = launch(link, settings, runner, args)

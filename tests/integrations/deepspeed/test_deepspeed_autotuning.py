@@ -10,7 +10,7 @@ from deepspeed_programs import BF16, TRAIN, launched, write
 from maya_deepspeed.autotuning import MARK
 
 from maya_core.errors import MayaError
-from maya_core.report.predict import predict
+from maya_core.report.summary import predict
 from maya_core.report.what_if import recorded_cluster
 
 

@@ -16,11 +16,11 @@ from torch import nn
 import maya_core
 from maya_core.report.analysis import analyse
 from maya_core.report.framework_log import framework_log
-from maya_core.report.predict import prediction_of
+from maya_core.report.summary import prediction_of
 from maya_core.report.what_if import recorded_cluster
-from maya_core.trace.memory import CATEGORIES, blocks
+from maya_core.trace.memory_peaks import CATEGORIES, blocks
 from maya_core.trace.rank import RankTrace
-from maya_core.trace.schema import Kind, Phase
+from maya_core.trace.schema import EventKind, Phase
 
 BUCKET = 500_000_000  # elements: DeepSpeed's default
 
@@ -113,7 +113,7 @@ def test_memory_is_the_arithmetic_of_zero() -> None:
     assert not comm.is_initialized()
 
     size = layers * width * width
-    _, one, _, two, _, three = np.flatnonzero(job.trace.events["kind"] == Kind.STEP_END)
+    _, one, _, two, _, three = np.flatnonzero(job.trace.events["kind"] == EventKind.STEP_END)
     shares = {1: (1, 1), 2: (1, None), 3: (ranks, ranks)}
     for (stage, (parameters, gradients)), end in zip(shares.items(), (one, two, three), strict=True):
         held = _after_backward(job.trace, end)

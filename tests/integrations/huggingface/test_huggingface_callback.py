@@ -20,7 +20,7 @@ from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
 
 import maya_core
 from maya_core.device.patches import Patches
-from maya_core.launch.session import Session
+from maya_core.session.plugin import PluginSession
 
 names: dict[str, Any] = {}
 exec(MODEL, names)
@@ -56,8 +56,8 @@ def nothing_stays() -> Iterator[None]:
 
     before, watching = attributes(), finders()
     yield
-    if Session.current is not None:
-        Session.current.drop()
+    if PluginSession.current is not None:
+        PluginSession.current.drop()
     changed = [
         f"{one.__name__}.{name}"
         for one, then, now in zip(CHANGED, before, attributes(), strict=True)
@@ -161,8 +161,8 @@ def test_bad_use_gets_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         Trainer(model(), arguments(tmp_path), train_dataset=Tokens(), callbacks=[MayaCallback(), MayaCallback()])
     with pytest.raises(maya_core.MayaError, match="use_cpu=True"):
         Trainer(model(), arguments(tmp_path, use_cpu=True), train_dataset=Tokens(), callbacks=[MayaCallback()])
-    assert Session.current is not None
-    Session.current.drop()
+    assert PluginSession.current is not None
+    PluginSession.current.drop()
     late = Trainer(model(), arguments(tmp_path, save_strategy="no"), train_dataset=Tokens())
     late.add_callback(maya := MayaCallback())
     with pytest.raises(maya_core.MayaError, match="made before the emulation began"):

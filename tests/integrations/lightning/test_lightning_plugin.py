@@ -121,7 +121,7 @@ def test_an_emulated_fit_and_then_a_real_one(
     trained = {name: value.clone() for name, value in model.state_dict().items()}
     trainer.fit(model, loader(), loader())  # a Trainer for emulated GPUs emulates again
     assert emulator.prediction.step_time_s == pytest.approx(prediction.step_time_s, rel=1e-9)
-    assert emulator.prediction.memory.crowded.by_category_bytes == prediction.memory.crowded.by_category_bytes
+    assert emulator.prediction.memory.fullest.by_category_bytes == prediction.memory.fullest.by_category_bytes
     assert all(torch.equal(value, trained[name]) for name, value in model.state_dict().items())
 
 
@@ -205,7 +205,7 @@ def test_deepspeed(stage: str) -> None:
     emulator = fit(f"deepspeed_stage_{stage}", precision="bf16-mixed", model=model, gpus_per_node=4)
     assert emulator.prediction.world.size == 4
     assert emulator.prediction.trace.steps == 3
-    optimizer = emulator.prediction.memory.crowded.by_category_bytes.get("optimizer_state", 0)
+    optimizer = emulator.prediction.memory.fullest.by_category_bytes.get("optimizer_state", 0)
     # Master weights and two moments in float32, as the ZeRO paper counts; buffers are rounded up to 512 bytes.
     assert optimizer == (0 if "offload" in stage else pytest.approx(12 * PARAMETERS / 4, rel=0.02))
     gathers = {row.op for row in emulator.prediction.communication}
@@ -266,7 +266,7 @@ def test_compiled_layers_that_fsdp_shards() -> None:
             optimizer.zero_grad()
     told = [caveat for caveat in emulator.prediction.caveats if "torch.compile" in caveat]
     assert any("torch/distributed/fsdp" in caveat for caveat in told)
-    assert not [caveat for caveat in told if "maya" in caveat or "device/face" in caveat]
+    assert not [caveat for caveat in told if "maya" in caveat or "device/shim" in caveat]
 
 
 @pytest.mark.parametrize("package", ["lightning.fabric", "lightning_fabric"])

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from maya_megatron import log
-from maya_megatron.engine import attention, graphs, optimizers, padding, router
+from maya_megatron.engine import dot_product_attention, graphs, optimizers, padding, router
 from maya_megatron.engine import layers as layers_of_weights
 from megatron_gpt import BATCH, HIDDEN, LAYERS, TOKENS, VOCABULARY, train
 
 import maya_core
-from maya_core.trace.schema import Kind
+from maya_core.trace.schema import EventKind
 
 MICROBATCHES = 2
 STEPS = 2
@@ -40,7 +40,7 @@ def calls(job: maya_core.emulate, op: str) -> int:
 def collectives(job: maya_core.emulate) -> Counter[tuple[str, int, int]]:
     """How often each was called in all steps: (op, elements, ranks)."""
     trace = job.trace
-    numbers = trace.events["subject"][trace.events["kind"] == Kind.COLLECTIVE]
+    numbers = trace.events["subject"][trace.events["kind"] == EventKind.COLLECTIVE]
     kinds = [(one.op, one.elements_in, len(trace.communicators[one.communicator].ranks)) for one in trace.collectives]
     return Counter(kinds[number] for number in numbers)
 
@@ -111,14 +111,14 @@ def test_attention_copies_what_lies_in_no_known_way() -> None:
     with maya_core.emulate("h100"):
         heads, width = 4, 8
         mixed = torch.empty(16, 2, heads, 3 * width, device="cuda")
-        assert attention._layout_known(*mixed.split(width, dim=-1))  # each head's three side by side
+        assert dot_product_attention._layout_known(*mixed.split(width, dim=-1))  # each head's three side by side
         mixed = torch.empty(16, 2, 3 * heads, width, device="cuda")
-        assert attention._layout_known(*mixed.split(heads, dim=2))  # all queries, all keys, all values
+        assert dot_product_attention._layout_known(*mixed.split(heads, dim=2))  # all queries, all keys, all values
         # Groups of queries share a key: queries are copied when they are brought into heads, keys and values lie among what is left.
         grouped = torch.empty(16, 2, heads, 4 * width, device="cuda")
         query, key, value = grouped.split([2 * width, width, width], dim=-1)
-        assert not attention._layout_known(query.reshape(16, 2, 2 * heads, width), key, value)
-        assert attention._layout_known(
+        assert not dot_product_attention._layout_known(query.reshape(16, 2, 2 * heads, width), key, value)
+        assert dot_product_attention._layout_known(
             *(one.contiguous() for one in (query.reshape(16, 2, 2 * heads, width), key, value))
         )
 
@@ -130,13 +130,13 @@ def test_which_attention_runs(gpu: str, deterministic: str, backend: str, monkey
     monkeypatch.setenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", deterministic)
     with maya_core.emulate(gpu):
         query = torch.empty(16, 2, 4, 64, dtype=torch.bfloat16, device="cuda")
-        assert attention.backend_of(query, query, None) == backend
+        assert dot_product_attention.backend_of(query, query, None) == backend
 
 
 def test_attention_of_heads_that_no_fused_kernel_takes() -> None:
     with maya_core.emulate("h100"):
         query = torch.empty(16, 2, 4, 52, dtype=torch.bfloat16, device="cuda")
-        assert attention.backend_of(query, query, None) == "unfused"
+        assert dot_product_attention.backend_of(query, query, None) == "unfused"
 
 
 def test_states_of_the_optimizer_in_16_bits() -> None:

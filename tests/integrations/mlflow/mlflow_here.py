@@ -19,8 +19,8 @@ import torch
 
 import maya_core
 from maya_core.report.analysis import Analysis, Options, analyse
-from maya_core.report.predict import prediction_of
 from maya_core.report.prediction import Prediction
+from maya_core.report.summary import prediction_of
 from maya_core.report.what_if import recorded_cluster
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "mlflow_actual.py"

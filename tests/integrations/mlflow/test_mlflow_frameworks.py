@@ -21,7 +21,7 @@ from mlflow import MlflowClient
 from mlflow_here import free_port
 
 import maya_core
-from maya_core.launch.workload import WorkloadRecord
+from maya_core.recording.workload import WorkloadRecord
 from maya_core.report.prediction import Prediction
 
 

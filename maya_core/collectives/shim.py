@@ -1,0 +1,129 @@
+"""torch.distributed with the emulated backends in place of NCCL and gloo. Checked with torch 2.13."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from maya_core.collectives import own_buffers, scale, stores
+from maya_core.collectives.exchange import Exchange, carrying_objects
+from maya_core.device.patches import Patches
+from maya_core.errors import MayaError
+
+# Collectives of Python objects: pickled into tensors on the group's device, and read by the host on arrival.
+OBJECT_COLLECTIVES = (
+    "all_gather_object",
+    "broadcast_object_list",
+    "gather_object",
+    "recv_object_list",
+    "scatter_object_list",
+    "send_object_list",
+)
+
+# What a program must call to use memory that GPUs share, before it can do anything with it.
+SYMMETRIC_MEMORY = ("empty_strided_p2p", "get_mempool_allocator", "rendezvous", "set_backend")
+
+
+def install(
+    native: ModuleType,
+    exchange: Exchange,
+    keys: stores.Keys,
+    on_world: Callable[[int, int], None],
+    patches: Patches,
+) -> None:
+    """Puts the emulated backends in place. `on_world` hears this process's rank and world size."""
+    native.set_collectives(exchange)
+    patches.on_undo(functools.partial(native.set_collectives, None))
+    patches.on_undo(_forget_groups)
+    patches.on_undo(functools.partial(setattr, sys, "excepthook", sys.excepthook))  # init_process_group sets one
+    _process_groups(native, patches)
+    scale.install(patches)
+    own_buffers.install(native, patches)
+    _stores(keys, patches)
+    for name in OBJECT_COLLECTIVES:
+        _both(patches, name, _carrying_objects(native, getattr(c10d, name)))
+    # The same by hand: an optimizer's shards, on their way to the rank that saves them.
+    patches.when_imported(
+        "torch.distributed.optim.zero_redundancy_optimizer",
+        lambda zero: patches.set(zero, "_broadcast_object", _carrying_objects(native, zero._broadcast_object)),
+    )
+    for name in SYMMETRIC_MEMORY:
+        patches.set(torch._C._distributed_c10d._SymmetricMemory, name, functools.partial(_no_symmetric_memory, name))
+    _both(patches, "init_process_group", _noting_world(c10d.init_process_group, exchange, on_world))
+
+
+def _both(patches: Patches, name: str, value: Any) -> None:
+    patches.set(c10d, name, value)
+    patches.set(dist, name, value)
+
+
+def _process_groups(native: ModuleType, patches: Patches) -> None:
+    nccl, gloo = native.ProcessGroupNCCL, native.ProcessGroupGloo
+    for number, policy in enumerate(("DEFAULT", "EFFICIENCY", "ZERO")):
+        setattr(nccl, f"NCCL_CTA_POLICY_{policy}", number)
+    # What is set there tunes NCCL's kernels; nothing here depends on it.
+    nccl.Options.config = property(lambda self: self.__dict__.setdefault("config", SimpleNamespace()))
+    for name, emulated in (("ProcessGroupNCCL", nccl), ("ProcessGroupGloo", gloo)):
+        _both(patches, name, emulated)
+        patches.set(torch._C._distributed_c10d, name, emulated)
+    patches.set(c10d, "_NCCL_AVAILABLE", True)
+    patches.set(c10d, "_GLOO_AVAILABLE", True)
+    patches.set(c10d, "default_pg_nccl_timeout", timedelta(minutes=10))
+    # DDP's logger asks a group named gloo for what only torch's own has, in C++. What it logs nobody reads here.
+    patches.set(dist.Logger, "set_construction_data_and_log", lambda *_: None)
+    # The wrapper of TORCH_DISTRIBUTED_DEBUG=DETAIL compares collectives over gloo; collation does it over traces.
+    patches.set(c10d, "_create_process_group_wrapper", lambda wrapped_pg, *args, **kwargs: wrapped_pg)
+
+
+def _stores(keys: stores.Keys, patches: Patches) -> None:
+    stores.EmulatedStore.keys = keys
+    rendezvous = sys.modules["torch.distributed.rendezvous"]  # the package has a function of that name
+    for module in (dist, c10d, rendezvous):
+        for emulated in (stores.TCPStore, stores.FileStore):
+            if hasattr(module, emulated.__name__):
+                patches.set(module, emulated.__name__, emulated)
+    patches.set(c10d, "_store_based_barrier", lambda *args, **kwargs: None)  # counts ranks that are not there
+    patches.on_undo(stores.EmulatedStore.alive.clear)
+
+
+def _carrying_objects(native: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def emulated(*args: Any, **kwargs: Any) -> Any:
+        with carrying_objects(native):
+            return original(*args, **kwargs)
+
+    return emulated
+
+
+def _no_symmetric_memory(name: str, *args: Any, **kwargs: Any) -> None:
+    raise MayaError(
+        f"symmetric memory is not emulated ({name}): what goes through it would not be seen.",
+        "Switch off what uses it: async tensor parallelism, or collectives of torch.ops.symm_mem.",
+    )
+
+
+def _noting_world(
+    original: Callable[..., Any], exchange: Exchange, on_world: Callable[[int, int], None]
+) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def emulated(*args: Any, **kwargs: Any) -> Any:
+        exchange.worlds += 1
+        result = original(*args, **kwargs)
+        on_world(dist.get_rank(), dist.get_world_size())
+        return result
+
+    return emulated
+
+
+def _forget_groups() -> None:
+    """Process groups of the emulation are of no use after it."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,74 @@
+"""Which ATen ops have a CUDA kernel in a CUDA build of torch: read from the op table that torch itself ships."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchgen
+import yaml
+
+from maya_core.cpp_build import cache_folder
+
+# The device takes these as one op; torch's own decomposition asks for cuDNN at compile time.
+_WHOLE = ["convolution", "convolution_backward", "convolution_overrideable", "convolution_backward_overrideable"]
+
+
+@functools.cache
+def _table() -> dict[str, dict[str, Any]]:
+    """Op name to its dispatch entries. Reading the YAML takes half a second, so what is needed of it is kept as JSON."""
+    kept = cache_folder() / f"ops-torch{torch.__version__}.json"
+    if kept.exists():
+        return json.loads(kept.read_text())
+    path = Path(torchgen.__file__).parent / "packaged/ATen/native/native_functions.yaml"
+    functions = yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    wanted = ("dispatch", "structured_delegate", "ufunc_inner_loop")
+    table = {
+        function["func"].split("(")[0].strip(): {key: function[key] for key in wanted if key in function}
+        for function in functions
+    }
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    part = kept.with_suffix(f".{os.getpid()}.part")
+    part.write_text(json.dumps(table))
+    part.rename(kept)
+    return table
+
+
+def _kernels(function: dict[str, Any]) -> dict[str, str]:
+    """Dispatch key to kernel name, keys that share a kernel taken apart."""
+    return {key.strip(): kernel for keys, kernel in (function.get("dispatch") or {}).items() for key in keys.split(",")}
+
+
+def _on_cuda(function: dict[str, Any]) -> bool:
+    if "CUDA" in _kernels(function) or "ufunc_inner_loop" in function:
+        return True
+    delegate = function.get("structured_delegate")
+    return delegate is not None and _on_cuda(_table()[delegate])
+
+
+def cuda_ops() -> list[str]:
+    """Every ATen op that a CUDA build of torch runs a CUDA kernel for."""
+    return [name for name, function in _table().items() if _on_cuda(function)] + _WHOLE
+
+
+def _written_once(layout: str) -> list[str]:
+    names = []
+    for name, function in _table().items():
+        kernels = _kernels(function)
+        if f"{layout}CUDA" in kernels and kernels.get(f"{layout}CPU") == kernels[f"{layout}CUDA"]:
+            names.append(name)
+    return names
+
+
+def sparse_ops() -> list[str]:
+    """Sparse ops written once for CPU and CUDA: they run on the device by way of the dense ops they call."""
+    return _written_once("Sparse")
+
+
+def compressed_ops() -> list[str]:
+    """The same for compressed sparse layouts, CSR and its like."""
+    return _written_once("SparseCsr")

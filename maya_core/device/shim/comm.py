@@ -1,0 +1,72 @@
+"""torch._C's copies between the GPUs of a process, which nn.DataParallel and torch.nn.parallel.comm are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from maya_core.device.patches import Patches
+
+
+def _on(device: int) -> torch.device:
+    return torch.device("cpu") if device < 0 else torch.device("cuda", device)
+
+
+def broadcast(tensor: torch.Tensor, devices: Sequence[int]) -> list[torch.Tensor]:
+    return [tensor if tensor.device == _on(device) else tensor.to(_on(device), non_blocking=True) for device in devices]
+
+
+def broadcast_out(tensor: torch.Tensor, out: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    for target in out:
+        target.copy_(tensor, non_blocking=True)
+    return out
+
+
+def broadcast_coalesced(
+    tensors: Sequence[torch.Tensor], devices: Sequence[int], buffer_size: int
+) -> list[list[torch.Tensor]]:
+    return [list(copies) for copies in zip(*(broadcast(tensor, devices) for tensor in tensors), strict=True)]
+
+
+def scatter(
+    tensor: torch.Tensor,
+    devices: Sequence[int],
+    chunk_sizes: Sequence[int] | None,
+    dim: int,
+    streams: Sequence[Any] | None = None,
+) -> list[torch.Tensor]:
+    chunks = tensor.split(list(chunk_sizes), dim) if chunk_sizes else tensor.chunk(len(devices), dim)
+    placed = []
+    for index, (chunk, device) in enumerate(zip(chunks, devices, strict=False)):
+        stream = streams[index] if streams else None
+        with torch.cuda.stream(stream):
+            placed.append(chunk.to(_on(device), non_blocking=True).contiguous())
+    return placed
+
+
+def scatter_out(
+    tensor: torch.Tensor, out: Sequence[torch.Tensor], dim: int, streams: Sequence[Any] | None = None
+) -> Sequence[torch.Tensor]:
+    for chunk, target in zip(tensor.split([target.size(dim) for target in out], dim), out, strict=True):
+        target.copy_(chunk, non_blocking=True)
+    return out
+
+
+def gather(tensors: Sequence[torch.Tensor], dim: int, destination: int | None) -> torch.Tensor:
+    target = _on(torch.cuda.current_device() if destination is None else destination)
+    return torch.cat([tensor.to(target, non_blocking=True) for tensor in tensors], dim)
+
+
+def gather_out(tensors: Sequence[torch.Tensor], out: torch.Tensor, dim: int) -> torch.Tensor:
+    start = 0
+    for tensor in tensors:
+        out.narrow(dim, start, tensor.size(dim)).copy_(tensor, non_blocking=True)
+        start += tensor.size(dim)
+    return out
+
+
+def install(patches: Patches) -> None:
+    for function in (broadcast, broadcast_out, broadcast_coalesced, scatter, scatter_out, gather, gather_out):
+        patches.set(torch._C, f"_{function.__name__}", function)

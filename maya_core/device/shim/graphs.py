@@ -1,0 +1,98 @@
+"""CUDA graphs and memory pools on the emulated device: captures take work out of the record, replays repeat it."""
+
+from __future__ import annotations
+
+import itertools
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from maya_core.device.patches import Patches
+from maya_core.device.shim.streams import again
+
+
+def install(native: ModuleType, patches: Patches) -> None:
+    pool_numbers = itertools.count(1)
+
+    class CUDAGraphBase:
+        _graph: Any
+        _pool: tuple[int, int] | None
+
+        def __new__(cls, keep_graph: bool = False) -> CUDAGraphBase:
+            graph = super().__new__(cls)
+            graph._graph = native.Graph()
+            graph._pool = None
+            return graph
+
+        def capture_begin(
+            self, pool: tuple[int, int] | None = None, capture_error_mode: str = "global", **_: Any
+        ) -> None:
+            self._pool = (pool[0], pool[1]) if pool is not None else (next(pool_numbers), 0)
+            self._graph.capture_begin(self._pool)
+
+        def capture_end(self) -> None:
+            self._graph.capture_end()
+
+        def instantiate(self) -> None: ...
+
+        def replay(self) -> None:
+            self._graph.replay()
+
+        def reset(self) -> None:
+            self._graph.reset()
+
+        def pool(self) -> tuple[int, int] | None:
+            return self._pool
+
+        def enable_debug_mode(self) -> None: ...
+
+        def debug_dump(self, debug_path: str) -> None:
+            raise RuntimeError("an emulated CUDA graph has no cudaGraph_t to dump")
+
+        def register_generator_state(self, generator: torch.Generator) -> None: ...
+
+    class MemPoolBase:
+        def __init__(
+            self, allocator: Any = None, is_user_created: bool = True, use_on_oom: bool = False, no_split: bool = False
+        ) -> None:
+            if allocator is not None:
+                raise NotImplementedError("a MemPool with an allocator of its own is not emulated")
+            self._id = (0, next(pool_numbers)) if is_user_created else (next(pool_numbers), 0)
+            self.allocator = allocator
+            self._device = native.get_device()
+            native.create_pool(self._device, self._id, use_on_oom, no_split)
+
+        def __del__(self) -> None:
+            if native.installed():
+                native.destroy_pool(self._device, self._id)
+
+        @property
+        def id(self) -> tuple[int, int]:
+            return self._id
+
+        def use_count(self) -> int:
+            return native.pool_use_count(self._device, self._id)
+
+    patches.set(torch._C, "_CUDAGraph", CUDAGraphBase)
+    patches.set(torch._C, "_graph_pool_handle", lambda: (next(pool_numbers), 0))
+    patches.set(torch._C, "_cuda_isCurrentStreamCapturing", native.capturing)
+    patches.set(torch._C, "_MemPool", MemPoolBase)
+    pool_functions = {
+        "_cuda_beginAllocateToPool": native.begin_allocate_to_pool,
+        "_cuda_beginAllocateCurrentStreamToPool": native.begin_allocate_to_pool,
+        "_cuda_beginAllocateCurrentThreadToPool": native.begin_allocate_all_to_pool,
+        "_cuda_endAllocateToPool": native.end_allocate_to_pool,
+        "_cuda_releasePool": native.release_pool,
+    }
+    for name, function in pool_functions.items():
+        patches.set(torch._C, name, function)
+
+    graphs = again(torch.cuda.graphs)
+    for name in ("CUDAGraph", "graph", "graph_pool_handle", "is_current_stream_capturing", "make_graphed_callables"):
+        patches.set(torch.cuda.graphs, name, getattr(graphs, name))
+        patches.set(torch.cuda, name, getattr(graphs, name))
+    memory = again(torch.cuda.memory)
+    for name in ("MemPool", "use_mem_pool"):
+        patches.set(torch.cuda.memory, name, getattr(memory, name))
+        patches.set(torch.cuda, name, getattr(memory, name))

@@ -1,0 +1,154 @@
+"""What the program's data loaders give it: samples and tokens of each step, and how many steps make an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import dataloader
+
+from maya_core.device.patches import Patches
+
+DEEPEST = 4  # levels of lists and dicts in a batch that are looked into
+
+
+@dataclass
+class _Loader:
+    """One of the program's loaders: its length and replicas, and what was taken from it, as (events recorded before, batches,
+    samples, tokens)."""
+
+    length: int | None
+    replicas: int | None
+    taken: list[tuple[int, int, int, int]] = field(default_factory=list)
+
+
+class DataRecord:
+    """Notes every batch that is taken with gradients enabled. Of several loaders the one with most batches that are trained on
+    counts: validation's are not followed by a backward.
+
+    Frameworks put loaders of their own around torch's, which take batches ahead, join or divide them: their integrations
+    note what the program gets (`note`), and have what goes on inside left out (`within`)."""
+
+    def __init__(self, native: ModuleType) -> None:
+        self.native = native
+        self._within = 0
+        self.restart()
+
+    def restart(self) -> None:
+        self._loaders: dict[int, _Loader] = {}  # by the identity of the loader, or its sampler, which outlives an epoch
+        self._kept: list[Any] = []  # so that no other object gets that identity
+
+    def install(self, patches: Patches) -> None:
+        original = dataloader._BaseDataLoaderIter.__next__
+
+        def __next__(iterator: Any) -> Any:
+            batch = original(iterator)
+            if self._within or not torch.is_grad_enabled():
+                return batch
+            try:
+                size = size_of(batch)
+            except Exception:  # a batch of the user's own kind: nothing of theirs may fail for our counting
+                return batch
+            sampler = getattr(iterator, "_index_sampler", None)
+            self.note(sampler, [size], length_of(sampler), _replicas(sampler))
+            return batch
+
+        patches.set(dataloader._BaseDataLoaderIter, "__next__", __next__)
+
+    @contextmanager
+    def within(self) -> Iterator[None]:
+        """Inside a framework's loader, who notes for itself what it gives."""
+        self._within += 1
+        try:
+            yield
+        finally:
+            self._within -= 1
+
+    def note(
+        self, loader: Any, sizes: list[tuple[int, int]], length: int | None = None, replicas: int | None = None
+    ) -> None:
+        """The program has taken batches of these (samples, tokens) from a loader, and trains on all of them next."""
+        sizes = [size for size in sizes if size[0]]
+        if self._within or not sizes or not torch.is_grad_enabled():
+            return
+        if id(loader) not in self._loaders:
+            self._kept.append(loader)
+            self._loaders[id(loader)] = _Loader(length, replicas)
+        samples, tokens = (sum(each) for each in zip(*sizes, strict=True))
+        self._loaders[id(loader)].taken.append((self.native.event_count(), len(sizes), samples, tokens))
+
+    def by_step(self, ends: list[int], forward: np.ndarray, backward: np.ndarray) -> dict[str, Any]:
+        """For the trace: what was trained on between the ends of steps. `ends`, `forward` and `backward` are numbers of events."""
+        best: tuple[float, dict[str, Any]] = (0.0, {"steps": [], "length": None, "replicas": None})
+        trained = self._trained(forward, backward)
+        for number, loader in enumerate(self._loaders.values()):
+            rows = np.array(loader.taken, np.int64).reshape(-1, 4)[trained[number]]
+            step = np.searchsorted(np.array(ends, np.int64), rows[:, 0], side="right")
+            totals = [np.bincount(step, rows[:, column], len(ends) + 1)[: len(ends)] for column in (1, 2, 3)]
+            steps = [
+                {"batches": int(batches), "samples": int(samples), "tokens": int(tokens)}
+                for batches, samples, tokens in zip(*totals, strict=True)
+            ]
+            if totals[0].sum() > best[0]:
+                best = float(totals[0].sum()), {"steps": steps, "length": loader.length, "replicas": loader.replicas}
+        return best[1]
+
+    def _trained(self, forward: np.ndarray, backward: np.ndarray) -> list[np.ndarray]:
+        """Of each loader, which of what was taken was trained on: there is a backward before the next batch, of whatever loader, is
+        taken. A program may take all batches of a step before it trains on the first: then of those it took from
+        one loader in a row as many, from the last one back, as there are backwards after them."""
+        trained = [np.zeros(len(one.taken), bool) for one in self._loaders.values()]
+        taken = sorted(
+            (row[0], n, i) for n, one in enumerate(self._loaders.values()) for i, row in enumerate(one.taken)
+        )
+        passes = backward[np.diff(np.searchsorted(forward, backward), prepend=-1) > 0]  # the first op of each backward
+        in_a_row: list[tuple[int, int]] = []
+        for here, (start, number, index) in enumerate(taken):
+            if in_a_row and in_a_row[-1][0] != number:
+                in_a_row = []
+            in_a_row.append((number, index))
+            until = taken[here + 1][0] if here + 1 < len(taken) else np.iinfo(np.int64).max
+            if np.searchsorted(backward, start) == np.searchsorted(backward, until):
+                continue
+            count = max(1, int(np.searchsorted(passes, until) - np.searchsorted(passes, start)))
+            for which, row in in_a_row[-count:]:
+                trained[which][row] = True
+            in_a_row = []
+        return trained
+
+
+def length_of(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:  # an endless stream
+        return None
+
+
+def _replicas(sampler: Any) -> int | None:
+    found = getattr(getattr(sampler, "sampler", sampler), "num_replicas", None)
+    return found if isinstance(found, int) else None
+
+
+def size_of(batch: Any) -> tuple[int, int]:
+    """(samples, tokens): the first dimension of the first tensor that has one, and the integers of the first table of them."""
+    tensors = list(tensors_of(batch))
+    samples = next((tensor.shape[0] for tensor in tensors if tensor.dim() > 0), 0)
+    tables = [t for t in tensors if t.dim() == 2 and not t.is_floating_point() and t.dtype != torch.bool]
+    return int(samples), int(tables[0].numel()) if tables else 0
+
+
+def tensors_of(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+    """Those in a batch, in its lists and dicts."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth < DEEPEST:
+        if isinstance(value, Mapping):
+            value = list(value.values())
+        if isinstance(value, list | tuple):
+            for each in value:
+                yield from tensors_of(each, depth + 1)

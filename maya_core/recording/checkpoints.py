@@ -1,0 +1,176 @@
+"""Checkpoints under emulation. Weights are not computed, so nothing is made of them on disk: a checkpoint would fill it
+with constants, and might take the place of a real one. What a program does on the device to get its state together is
+done and counted; writing is left out, and said once. Checked with torch 2.13.
+
+torch.distributed.checkpoint writes and reads nothing. torch.save writes what holds no tensor of the emulated device, and
+no host copy of one whose values are not known; to memory it writes anything. safetensors likewise.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from maya_core.device.patches import Patches
+from maya_core.errors import MayaError
+from maya_core.recording.host_weights import is_unfilled
+
+
+def install(native: ModuleType, patches: Patches) -> Checkpoints:
+    checkpoints = Checkpoints(native)
+    for name in ("save", "load"):
+        emulated = getattr(checkpoints, name)(getattr(torch, name))
+        patches.set(torch, name, emulated)
+        patches.set(torch.serialization, name, emulated)
+    folder = "torch.distributed.checkpoint"
+    patches.when_imported(f"{folder}.state_dict_saver", functools.partial(_no_saving, checkpoints, patches))
+    patches.when_imported(f"{folder}.state_dict_loader", functools.partial(_no_loading, checkpoints, patches))
+    patches.when_imported(f"{folder}.staging", functools.partial(_no_staging, patches))
+    patches.when_imported("safetensors.torch", functools.partial(_no_safetensors, checkpoints, patches))
+    return checkpoints
+
+
+class Checkpoints:
+    """What was left out in this process."""
+
+    def __init__(self, native: ModuleType) -> None:
+        self.native = native
+        self._said: set[str] = set()
+        self._unwritten: set[str] = set()  # paths
+
+    def say(self, what: str, where: object, all_ranks: bool = False) -> None:
+        """One line for each kind. What all ranks do, rank 0 says for them."""
+        silent = all_ranks and dist.is_initialized() and dist.get_rank() != 0
+        if what not in self._said and not silent:
+            place = f": {where}" if isinstance(where, (str, os.PathLike)) else ""
+            print(f"maya: under emulation {what}{place}", file=sys.stderr, flush=True)
+        self._said.add(what)
+
+    def save(self, original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def save(obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
+            if isinstance(f, io.BytesIO) or not self.holds_emulated(obj):
+                return original(obj, f, *args, **kwargs)
+            where = f if isinstance(f, (str, os.PathLike)) else getattr(f, "name", None)
+            self.skip("torch.save writes no weights", where)
+
+        return save
+
+    def load(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def load(f: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(f, (str, os.PathLike)) and not os.path.exists(f) and os.path.abspath(f) in self._unwritten:
+                raise MayaError(
+                    f"torch.load: {os.fspath(f)} is not there, because weights are not written under emulation.",
+                    "Let the program go on without it, or stop earlier: maya run --steps N.",
+                )
+            return original(f, *args, **kwargs)
+
+        return load
+
+    def skip(self, what: str, where: Any, all_ranks: bool = False) -> None:
+        self.say(what, where, all_ranks)
+        if isinstance(where, (str, os.PathLike)):
+            self._unwritten.add(os.path.abspath(where))
+
+    def holds_emulated(self, obj: object) -> bool:
+        finder = _Finder(self.is_emulated)
+        try:
+            finder.dump(obj)
+        except Exception:  # what cannot be pickled is for torch.save to say
+            return finder.found
+        return finder.found
+
+    def is_emulated(self, storage: torch.UntypedStorage) -> bool:
+        if storage.device.type != "cpu":
+            return storage.is_cuda
+        return bool(self.native.is_made_up(storage)) or is_unfilled(storage)
+
+
+class _Nowhere(io.RawIOBase):
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+class _Finder(pickle.Pickler):
+    """Goes through an object as torch.save would, and stops at the first storage sought."""
+
+    def __init__(self, sought: Callable[[torch.UntypedStorage], bool]) -> None:
+        super().__init__(_Nowhere(), protocol=2)
+        self.sought = sought
+        self.found = False
+
+    def persistent_id(self, obj: object) -> str | None:
+        if not isinstance(obj, (torch.storage.TypedStorage, torch.UntypedStorage)):
+            return None
+        if self.sought(obj._untyped_storage if isinstance(obj, torch.storage.TypedStorage) else obj):
+            self.found = True
+            raise StopIteration
+        return "storage"
+
+
+def _no_saving(checkpoints: Checkpoints, patches: Patches, saver: ModuleType) -> None:
+    def save(state_dict: Any, storage_writer: Any, *args: Any, **kwargs: Any) -> Any:
+        checkpoints.say(
+            "torch.distributed.checkpoint writes nothing", getattr(storage_writer, "checkpoint_id", None), True
+        )
+        return saver.Metadata(state_dict_metadata={})
+
+    class Executor:
+        def execute_save(self, state_dict: Any, **kwargs: Any) -> Future[Any]:
+            where = kwargs.get("checkpoint_id") or getattr(kwargs.get("storage_writer"), "checkpoint_id", None)
+            checkpoints.say("torch.distributed.checkpoint writes nothing", where, True)
+            return _done(saver.Metadata(state_dict_metadata={}))
+
+    patches.set(saver, "_save_state_dict", save)
+    patches.set(saver, "_ThreadBasedAsyncCheckpointExecutor", Executor)
+    patches.set(saver, "_ProcessBasedAsyncCheckpointExecutor", Executor)
+
+
+def _no_loading(checkpoints: Checkpoints, patches: Patches, loader: ModuleType) -> None:
+    def load(state_dict: Any, storage_reader: Any, *args: Any, **kwargs: Any) -> None:
+        checkpoints.say(
+            "torch.distributed.checkpoint reads nothing, tensors stay as they are",
+            getattr(storage_reader, "checkpoint_id", None),
+            True,
+        )
+
+    patches.set(loader, "_load_state_dict", load)
+
+
+def _no_staging(patches: Patches, staging: ModuleType) -> None:
+    """The copy on the host that async_save makes first."""
+
+    def stage(self: Any, state_dict: Any, **kwargs: Any) -> Any:
+        return _done(state_dict) if self._config.use_async_staging else state_dict
+
+    patches.set(staging.DefaultStager, "stage", stage)
+    patches.set(staging.BlockingAsyncStager, "stage", lambda self, state_dict: state_dict)
+
+
+def _no_safetensors(checkpoints: Checkpoints, patches: Patches, safetensors: ModuleType) -> None:
+    original = safetensors.save_file
+
+    @functools.wraps(original)
+    def save_file(tensors: dict[str, torch.Tensor], filename: Any, *args: Any, **kwargs: Any) -> None:
+        if not any(checkpoints.is_emulated(tensor.untyped_storage()) for tensor in tensors.values()):
+            return original(tensors, filename, *args, **kwargs)
+        checkpoints.skip("safetensors writes no weights", filename)
+
+    patches.set(safetensors, "save_file", save_file)
+
+
+def _done(result: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(result)
+    return future

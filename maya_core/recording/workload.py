@@ -1,0 +1,221 @@
+"""What a training step works on, as the program itself shows it in its first two steps: parameters, inputs, precision, sharding.
+
+It is asked of torch's own hooks alone, so that it can be told of a program on emulated GPUs and of the same program on real ones, in
+the same words: that is how a prediction and the run it was made for find each other.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from maya_core.recording.batches import size_of, tensors_of
+
+STEPS = 2  # that are looked at: lengths that differ between them are the data's, not the job's
+WRAPPERS = {"DistributedDataParallel": "ddp", "DataParallel": "dp", "DeepSpeedEngine": "deepspeed"}
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A model was called once, with gradients."""
+
+    shapes: list[tuple[int, ...]]
+    dtypes: list[str]
+    samples: int
+    tokens: int
+    model: int  # which one
+
+
+# Is given two hooks of modules, before and after forward, and gives back what takes them off.
+WatchModules = Callable[[Callable[..., None], Callable[..., None]], Callable[[], None]]
+
+
+def by_hooks(before: Callable[..., None], after: Callable[..., None]) -> Callable[[], None]:
+    hooks = [register_module_forward_pre_hook(before), register_module_forward_hook(after, with_kwargs=True)]
+
+    def take_off() -> None:
+        while hooks:
+            hooks.pop().remove()
+
+    return take_off
+
+
+class WorkloadRecord:
+    """Watches the first steps of whatever trains in this process; `close` ends that, and `found` says what was seen."""
+
+    def __init__(self, watch_modules: WatchModules = by_hooks) -> None:
+        self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._shapes: Counter[str] = Counter()
+        self._parameters = {True: 0, False: 0}  # by whether they are trained
+        self._sharding: set[str] = set()
+        self._groups: list[int] = []
+        self._autocast = ""
+        self._step: list[_Call] = []
+        self._steps: list[list[_Call]] = []
+        self._lead: int | None = None  # the optimizer that steps first; when it has, a step is over
+        self._hooks = [
+            register_optimizer_step_post_hook(self._after_step).remove,
+            watch_modules(self._before_forward, self._after_forward),
+        ]
+
+    def close(self) -> None:
+        while self._hooks:
+            self._hooks.pop()()
+
+    @property
+    def samples_per_step(self) -> float:
+        """Of this rank."""
+        return _mean(sum(call.samples for call in _of_the_first(step)) for step in self._steps)
+
+    @property
+    def tokens_per_step(self) -> float:
+        return _mean(sum(call.tokens for call in _of_the_first(step)) for step in self._steps)
+
+    def found(self) -> dict[str, Any] | None:
+        """As `report.prediction.Workload` has it; None if no step was trained."""
+        if not self._steps:
+            return None
+        return {
+            "trained_parameters": self._parameters[True],
+            "frozen_parameters": self._parameters[False],
+            "shapes": dict(sorted(self._shapes.items())),
+            "autocast": self._autocast,
+            "inputs": self._inputs(),
+            "calls_per_step": round(_mean(len(step) for step in self._steps)),
+            "sharding": sorted(self._sharding),
+            "group_sizes": self._groups,
+        }
+
+    def _before_forward(self, module: nn.Module, args: Any) -> None:
+        # Validation, and models that are only asked, may or may not run before the training: they are not looked at.
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        if not self._autocast:
+            self._autocast = _autocast()
+        if module not in self._known:
+            self._meet(module)
+
+    def _meet(self, root: nn.Module) -> None:
+        """A module that runs and was not seen before is a model: what is below it belongs to it."""
+        self._roots.add(root)
+        for module in root.modules():
+            self._known.add(module)
+            if kind := WRAPPERS.get(type(module).__name__):
+                self._sharding.add(kind)
+        for shape, dtype, trained, sharding in _parameters(root):
+            self._shapes[f"{_words(shape)} {dtype}" + ("" if trained else " frozen")] += 1
+            self._parameters[trained] += _product(shape)
+            self._sharding.update(sharding)
+
+    def _after_forward(self, module: nn.Module, args: Any, kwargs: dict[str, Any], result: Any) -> None:
+        if torch.compiler.is_compiling() or module not in self._roots or not torch.is_grad_enabled():
+            return
+        try:
+            tensors = [one for one in tensors_of([args, kwargs]) if one.dim()]
+            samples, tokens = size_of([args, kwargs])
+        except Exception:  # inputs of the user's own kind: nothing of theirs may fail for our counting
+            return
+        shapes = [tuple(one.shape) for one in tensors]
+        self._step.append(_Call(shapes, [_dtype(one.dtype) for one in tensors], samples, tokens, id(module)))
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._lead = self._lead or id(optimizer)
+        # Some step an optimizer several times for one step of the training, part by part.
+        if id(optimizer) != self._lead or not self._step:
+            return
+        self._steps.append(self._step)
+        self._step = []
+        self._groups = _group_sizes()
+        if len(self._steps) == STEPS:
+            while (
+                len(self._hooks) > 1
+            ):  # modules cost something at every call; torch is going through the optimizers' now
+                self._hooks.pop()()
+
+    def _inputs(self) -> list[str]:
+        """What the models are called with: lengths that are not always the same are a '*'."""
+        alike: dict[tuple[tuple[str, int], ...], list[_Call]] = {}
+        for call in (call for step in self._steps for call in step):
+            kind = tuple((dtype, len(shape)) for dtype, shape in zip(call.dtypes, call.shapes, strict=True))
+            alike.setdefault(kind, []).append(call)
+        found = set()
+        for kind, calls in alike.items():
+            for place, (dtype, dims) in enumerate(kind):
+                lengths = [{call.shapes[place][dim] for call in calls} for dim in range(dims)]
+                found.add(f"{_words([one.pop() if len(one) == 1 else '*' for one in lengths])} {dtype}")
+        return sorted(found)
+
+
+def _of_the_first(step: list[_Call]) -> list[_Call]:
+    """Of several models the first is given the data, and the others what it makes of them."""
+    return [call for call in step if call.model == step[0].model]
+
+
+def _parameters(root: nn.Module) -> Iterator[tuple[tuple[int, ...], str, bool, list[str]]]:
+    """The model's parameters as they are unsharded, with what shards them: (shape, dtype, trained, by)."""
+    flat: set[int] = set()
+    for module in root.modules():
+        handle = getattr(module, "_handle", None)
+        whole = getattr(handle, "flat_param", None)
+        if whole is None or not hasattr(whole, "_shapes"):
+            continue
+        # FSDP's first version: parameters are pieces of a flat one, which knows what it was made of.
+        flat.update(map(id, (whole, *(getattr(whole, "_params", None) or ()))))
+        for shape in whole._shapes:
+            yield tuple(shape), _dtype(whole.dtype), whole.requires_grad, ["fsdp"]
+    for parameter in nn.Module.parameters(root):
+        if id(parameter) in flat:
+            continue
+        by = []
+        shape = tuple(parameter.shape)
+        if (placements := getattr(parameter, "placements", None)) is not None:  # a DTensor, whose shape is the whole's
+            by = [f"dtensor {','.join(map(repr, placements))}"]
+        if (whole := getattr(parameter, "ds_shape", None)) is not None:
+            shape, by = tuple(whole), ["zero3"]
+        yield shape, _dtype(parameter.dtype), parameter.requires_grad, by
+
+
+def _group_sizes() -> list[int]:
+    """Of the process groups that this rank is in: the degrees of its parallelism."""
+    if not dist.is_available() or not dist.is_initialized():
+        return []
+    groups = dist.distributed_c10d._world.pg_group_ranks
+    rank = dist.get_rank()
+    return sorted({len(ranks) for ranks in groups.values() if rank in ranks and len(ranks) > 1})
+
+
+def _autocast() -> str:
+    for device in ("cuda", "cpu"):
+        if torch.is_autocast_enabled(device):
+            return _dtype(torch.get_autocast_dtype(device))
+    return ""
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _words(shape: Any) -> str:
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    total = 1
+    for length in shape:
+        total *= length
+    return total
+
+
+def _mean(numbers: Iterator[int]) -> float:
+    every = list(numbers)
+    return sum(every) / len(every) if every else 0.0

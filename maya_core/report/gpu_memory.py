@@ -1,0 +1,125 @@
+"""Memory of a job's emulated GPUs: peaks, what they are made of and where in the program, and whether they fit."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+
+from maya_core.hardware.catalog import gpus
+from maya_core.hardware.models import Gpu
+from maya_core.hardware.platform import Platform
+from maya_core.ops.replan import Replanned, replanned
+from maya_core.predictor.pricing import settled_calls
+from maya_core.report.prediction import DeviceMemory, Memory, Peak
+from maya_core.trace.call_names import generic
+from maya_core.trace.job import JobTrace
+from maya_core.trace.memory_peaks import DevicePeak, device_peaks
+from maya_core.trace.rank import RankTrace
+from maya_core.trace.schema import EventKind, Phase
+
+MOST_SHARES = 40
+
+
+def memory(job: JobTrace, gpu: Gpu) -> Memory:
+    """On this GPU, which need not be the one the job was emulated on."""
+    rows = [row for rank, trace in job.ranks.items() for row in _devices(rank, trace, gpu)]
+    answers = {row.fits for row in rows}
+    return Memory(fits=False if False in answers else None if None in answers or not rows else True, ranks=rows)
+
+
+def _devices(rank: int, trace: RankTrace, gpu: Gpu) -> list[DeviceMemory]:
+    ooms = trace.events[trace.events["kind"] == EventKind.OUT_OF_MEMORY]
+    outside = {"CUDA context and libraries": gpu.outside_bytes, "NCCL buffers": trace.meta.get("nccl_bytes", 0)}
+    result = []
+    for peak in peaks_on(trace, gpu):
+        asked = ooms[ooms["device"] == peak.device]
+        largest = asked[np.argmax(asked["a"])] if len(asked) else None
+        result.append(
+            DeviceMemory(
+                rank=rank,
+                device=peak.device,
+                peak_allocated_bytes=peak.allocated_bytes,
+                peak_reserved_bytes=peak.reserved_bytes,
+                outside_allocator_bytes=sum(outside.values()),
+                outside_bytes=outside,
+                capacity_bytes=gpu.memory_bytes,
+                by_category_bytes=peak.by_category,
+                peak_step=peak.step,
+                peak_phase=peak.phase.name.lower(),
+                peak_module=peak.module,
+                peak_source=peak.source,
+                at_peak=_at_peak(peak),
+                out_of_memory_bytes=int(largest["a"]) if largest is not None else None,
+                out_of_memory_step=_step(trace, largest) if largest is not None else None,
+                fits=_fits(trace, gpu, peak, sum(outside.values()), asked),
+            )
+        )
+    return result
+
+
+def peaks_on(trace: RankTrace, gpu: Gpu) -> list[DevicePeak]:
+    """The peaks of a rank's devices. On another GPU than the recorded one temporaries and workspaces are that GPU's; what the
+    allocator then holds in reserve is taken to change as what is allocated does."""
+    recorded = recorded_gpu(trace)
+    if recorded is None or recorded.name == gpu.name:
+        return device_peaks(trace)
+    there = device_peaks(_replanned(trace, recorded, gpu).trace)
+    reserved = {peak.device: peak.reserved_bytes - peak.allocated_bytes for peak in device_peaks(trace)}
+    return [replace(peak, reserved_bytes=peak.allocated_bytes + reserved[peak.device]) for peak in there]
+
+
+def _replanned(trace: RankTrace, recorded: Gpu, gpu: Gpu) -> Replanned:
+    return replanned(replace(trace, calls=settled_calls(trace)), Platform(recorded), Platform(gpu))
+
+
+def unplaced_bytes(trace: RankTrace, gpu: Gpu) -> int:
+    """The most that a call takes on this GPU which the recorded trace has no block for."""
+    recorded = recorded_gpu(trace)
+    return 0 if recorded is None or recorded.name == gpu.name else _replanned(trace, recorded, gpu).unplaced_bytes
+
+
+def recorded_gpu(trace: RankTrace) -> Gpu | None:
+    """The GPU that a trace was recorded for; None if the catalog does not have it, as when it is of somebody else's file."""
+    return gpus().get(trace.meta["gpu"])
+
+
+def _step(trace: RankTrace, event: np.void) -> int:
+    """In which an event falls, from 1."""
+    ends = trace.events["time_ns"][trace.events["kind"] == EventKind.STEP_END]
+    return int(np.count_nonzero(ends < event["time_ns"])) + 1
+
+
+def _went_on_after(trace: RankTrace, event: np.void) -> bool:
+    """With a smaller batch, say: to the end of a step, where there are no steps to another backward, or to other work."""
+    is_op = trace.events["kind"] == EventKind.OP
+    progress = (trace.events["kind"] == EventKind.STEP_END, is_op & (trace.events["phase"] == Phase.BACKWARD), is_op)
+    furthest = next((one for one in progress if one.any()), is_op)
+    return bool((trace.events["time_ns"][furthest] > event["time_ns"]).any())
+
+
+def _fits(trace: RankTrace, gpu: Gpu, peak: DevicePeak, outside: int, ooms: np.ndarray) -> bool | None:
+    went_on = trace.meta["ended"] in ("completed", "stopped")
+    if gpu.memory_bytes == trace.meta["gpu_memory_bytes"] and gpu.name == trace.meta["gpu"]:
+        if len(ooms) and not (went_on and _went_on_after(trace, ooms[-1])):
+            return False  # also of a program that catches the error and ends in peace
+        return True if went_on else None
+    if peak.allocated_bytes + outside > gpu.memory_bytes:
+        return False
+    # With less memory the allocator gives its cache back before it gives up: whether that is enough takes an emulation.
+    return True if went_on and peak.reserved_bytes + outside <= gpu.memory_bytes else None
+
+
+def _at_peak(peak: DevicePeak) -> list[Peak]:
+    """What is live at the peak, layers of a kind together."""
+    totals: dict[tuple[str, str, str, str], list[int]] = defaultdict(lambda: [0, 0])
+    for share in peak.shares:
+        total = totals[generic(share.module), share.phase.name.lower(), share.source, share.category]
+        total[0] += share.bytes
+        total[1] += share.blocks
+    rows = [
+        Peak(module=module, phase=phase, source=source, category=category, bytes=size, blocks=count)
+        for (module, phase, source, category), (size, count) in totals.items()
+    ]
+    return sorted(rows, key=lambda row: (-row.bytes, row.module, row.source, row.category))[:MOST_SHARES]

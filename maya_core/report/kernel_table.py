@@ -1,0 +1,97 @@
+"""What takes a rank's GPU time: the ops of its last step, by how long their kernels run, and how surely that is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from maya_core.predictor.durations import Durations, Provenance
+from maya_core.predictor.families import COMMUNICATION
+from maya_core.predictor.pricing import TraceDurations
+from maya_core.trace.call import Call, Tensor
+from maya_core.trace.communication import CollectiveCall
+from maya_core.trace.rank import RankTrace
+from maya_core.trace.schema import EventKind
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """A distinct call of the step."""
+
+    name: str
+    shapes: str
+    family: str
+    times: int
+    seconds: float  # of one
+    provenance: Provenance
+    profile: str
+
+    @property
+    def total(self) -> float:
+        return self.times * self.seconds
+
+
+def entries(trace: RankTrace, durations: TraceDurations) -> list[KernelRow]:
+    """Every distinct op and collective of the last step, longest first."""
+    step = trace.step(trace.steps) if trace.steps else trace.events
+    found = []
+    for kind, priced, label in (
+        (EventKind.OP, durations.ops, lambda number: (*_op(durations.calls[number]), durations.families[number])),
+        (
+            EventKind.COLLECTIVE,
+            durations.collectives,
+            lambda number: (*_collective(trace.collectives[number]), COMMUNICATION),
+        ),
+    ):
+        numbers, counts = np.unique(step["subject"][step["kind"] == kind], return_counts=True)
+        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+            if priced.seconds[number] > 0:
+                found.append(_entry(priced, number, count, *label(number)))
+    return sorted(found, key=lambda entry: -entry.total)
+
+
+def _entry(priced: Durations, number: int, count: int, name: str, shapes: str, family: str) -> KernelRow:
+    known = Provenance(int(priced.provenance[number]))
+    profile = priced.profiles[priced.profile[number]]
+    return KernelRow(name, shapes, family, count, float(priced.seconds[number]), known, profile)
+
+
+def _op(call: Call) -> tuple[str, str]:
+    shapes = ["x".join(map(str, a.sizes)) for a in call.arguments if isinstance(a, Tensor) and a.sizes]
+    lists = [f"{len(a)} tensors" for a in call.arguments if isinstance(a, list) and a and isinstance(a[0], Tensor)]
+    dtypes = dict.fromkeys(a.dtype for a in call.arguments if isinstance(a, Tensor) and a.sizes)
+    parts = [*shapes[:3], *lists[:1], "/".join(list(dtypes)[:2])]
+    return call.op.removeprefix("aten::"), ", ".join(part for part in parts if part)
+
+
+def _collective(call: CollectiveCall) -> tuple[str, str]:
+    return call.op, f"{max(call.elements_in, call.elements_out):,} {call.dtype}"
+
+
+def shares(found: list[KernelRow]) -> dict[Provenance, float]:
+    """How much of the time is known how."""
+    total = sum(entry.total for entry in found) or 1.0
+    return {known: sum(e.total for e in found if e.provenance is known) / total for known in Provenance}
+
+
+def render(rank: int, gpu: str, found: list[KernelRow], top: int) -> Group:
+    total = sum(entry.total for entry in found)
+    table = Table(
+        title=f"rank {rank}, {gpu}: {total * 1e3:,.2f} ms of kernels, copies and collectives in the last step"
+    )
+    for heading, justify in (("op", "left"), ("of", "left"), ("times", "right"), ("each us", "right"), ("share", "right"), ("known", "left")):  # fmt: skip
+        table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for entry in found[:top]:
+        table.add_row(
+            entry.name, entry.shapes, f"{entry.times:,}", f"{entry.seconds * 1e6:,.1f}", f"{entry.total / total:.1%}",
+            f"{entry.provenance.name.lower()}, {entry.profile}",
+        )  # fmt: skip
+    rest = found[top:]
+    if rest:
+        table.add_row(f"{len(rest)} more", "", f"{sum(e.times for e in rest):,}", "", f"{sum(e.total for e in rest) / total:.1%}", "")  # fmt: skip
+    known = ", ".join(f"{name.name.lower()} {share:.0%}" for name, share in shares(found).items() if share > 0.0005)
+    return Group(table, Text(f"Known by: {known}. Sums do not show what runs at the same time.", style="dim"))

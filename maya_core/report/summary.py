@@ -1,0 +1,390 @@
+"""From an analysed job to a Prediction.
+
+    prediction = predict(read_job("maya-out"), cluster("h100", 8))
+
+`analyse` comes first where pictures are wanted too: they need the timeline.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+import maya_core
+from maya_core.hardware.catalog import gpus
+from maya_core.hardware.cluster import Cluster
+from maya_core.hardware.dtypes import dtype
+from maya_core.hardware.host_costs import KERNEL_GAP_S, LAUNCH_S
+from maya_core.ops.attention_choice import changes_layout
+from maya_core.ops.kernel import Convolution, Gemm, GroupedGemm, Kernel, Recurrent, Streaming, TritonGemm
+from maya_core.ops.plan import flops_of
+from maya_core.predictor.calibration import shipped_digest
+from maya_core.predictor.pricing import Predictor, settled_calls
+from maya_core.report import breakdown, wording
+from maya_core.report.analysis import Analysis, Options, analyse
+from maya_core.report.compilation import caveats as caveats_of_compiling
+from maya_core.report.compilation import compiled
+from maya_core.report.gpu_memory import memory, unplaced_bytes
+from maya_core.report.prediction import (
+    Assumptions,
+    ClusterPart,
+    Confidence,
+    Cost,
+    Energy,
+    Flops,
+    Prediction,
+    RankTime,
+    Throughput,
+    Time,
+    TracePart,
+    UnknownOp,
+    Workload,
+    WorldPart,
+)
+from maya_core.report.throughput import throughput
+from maya_core.simulator.simulate import RankTimeline
+from maya_core.trace.call import Call, tensors_in
+from maya_core.trace.job import JobTrace
+from maya_core.trace.memory_peaks import devices_used
+from maya_core.trace.rank import RankTrace
+from maya_core.trace.schema import EventKind, Phase
+
+# What is not known of some ops, for the reader to weigh. docs/memory.md says more.
+CAVEATS = {
+    "aten::convolution": "cuDNN's workspaces for convolutions are not included in memory.",
+    "aten::_cudnn_rnn": "The reserve space of cuDNN's recurrent networks is an estimate.",
+    "aten::_scaled_dot_product_cudnn_attention": "The workspace of cuDNN's attention is an estimate.",
+}
+# Half the width of the range around step_time_s, for time that is known so. docs/prediction.md says where from.
+ERROR = {"measured": 0.03, "interpolated": 0.08, "extrapolated": 0.25, "bound": 0.5}
+# Of a GPU's power limit, by what it does; by judgement. Waiting in NCCL's kernels is busy waiting.
+POWER = {"compute_s": 0.9, "exposed_communication_s": 0.45, "waiting_s": 0.35, "copy_s": 0.3, "host_s": 0.2}
+# Of a fused attention's backward, the part that computes the scores again.
+SCORES_AGAIN = 1 / 5
+
+
+def predict(job: JobTrace, cluster: Cluster, options: Options | None = None) -> Prediction:
+    return prediction_of(analyse(job, cluster, options))
+
+
+def prediction_of(analysis: Analysis) -> Prediction:
+    """Reads the prediction off an analysed job."""
+    job, cluster, calibration = analysis.job, analysis.cluster, analysis.options.calibration
+    traces = list(job.ranks.values())
+    ranks = [each for each in (breakdown.rank_time(analysis, one) for one in _timelines(analysis)) if each is not None]
+    step = analysis.step_time_s
+    flops = _flops(analysis)
+    work = throughput(analysis)
+    known = breakdown.confidence(analysis)
+    time = _mean(ranks)
+    shown = max(ranks, key=lambda rank: rank.compute_s).rank if ranks else next(iter(job.ranks))
+    unknown = breakdown.unknown_ops(analysis, shown)
+    peak = flops.peak_flops_per_gpu * job.world_size if flops else 0.0
+    tokens = work.tokens_per_step / step if step and work.tokens_per_step else None
+    return Prediction(
+        maya=maya_core.__version__,
+        step_time_s=step,
+        step_time_range_s=_range(step, known),
+        warm_up_s=float(analysis.timeline.step_ends[0]) if step and analysis.timeline and analysis.steps > 1 else None,
+        recorded_s=analysis.timeline.end if analysis.timeline else None,
+        samples_per_s=work.samples_per_step / step if step and work.samples_per_step else None,
+        tokens_per_s=tokens,
+        tokens_per_s_per_gpu=tokens / job.world_size if tokens else None,
+        mfu=flops.model / step / peak if flops and step and peak else None,
+        hfu=flops.hardware / step / peak if flops and step and peak else None,
+        memory=memory(job, cluster.gpu),
+        time=time,
+        ranks=ranks,
+        flops=flops,
+        throughput=work,
+        cost=_cost(cluster, step, work),
+        energy=_energy(cluster, job.world_size, step, time),
+        confidence=known,
+        detailed_rank=shown,
+        top_kernels=breakdown.top_kernels(analysis, shown),
+        top_modules=breakdown.top_modules(analysis, shown),
+        communication=breakdown.communication(analysis, shown),
+        world=WorldPart(
+            size=job.world_size,
+            nodes=cluster.nodes,
+            gpus_per_node=cluster.gpus_per_node,
+            emulated_ranks=list(job.ranks),
+        ),
+        cluster=_cluster(cluster),
+        assumptions=Assumptions(
+            host=analysis.options.host.value,
+            clocks="burst" if analysis.options.burst else "sustained",
+            attention=analysis.options.attention,
+            calibration=calibration.name if calibration else "",
+            calibrated_by=str(calibration.runs) if calibration and calibration.runs else "",
+        ),
+        trace=TracePart(
+            steps=analysis.steps,
+            ended=_ended(traces),
+            torch=traces[0].meta["torch"],
+            python=traces[0].meta["python"],
+            events=sum(len(trace.events) for trace in traces),
+            kernels_per_step=_kernels(analysis, shown),
+        ),
+        workload=_workload(job),
+        compiled=compiled(job),
+        unknown_ops=unknown,
+        caveats=[*_caveats(analysis), *_of_unknown_ops(unknown, ranks)],
+        hangs=analysis.hangs,
+    )
+
+
+def _timelines(analysis: Analysis) -> list[RankTimeline]:
+    return list(analysis.timeline.ranks.values()) if analysis.timeline is not None else []
+
+
+def _mean(ranks: list[RankTime]) -> Time | None:
+    if not ranks:
+        return None
+    numbers = [name for name, field in Time.model_fields.items() if field.annotation is float]
+    families: Counter[str] = Counter()
+    for rank in ranks:
+        families.update({name: seconds / len(ranks) for name, seconds in rank.by_family_s.items()})
+    means = {name: float(np.mean([getattr(rank, name) for rank in ranks])) for name in numbers}
+    return Time(**means, by_family_s=dict(families.most_common()))
+
+
+def _range(step: float | None, known: Confidence | None) -> tuple[float, float] | None:
+    if step is None or known is None:
+        return None
+    less = sum(getattr(known, name) * error for name, error in ERROR.items() if name != "bound")
+    return step * (1 - less), step * (1 + less + known.bound * ERROR["bound"])
+
+
+def _flops(analysis: Analysis) -> Flops | None:
+    """Of the whole job: each emulated rank stands for as many as every other."""
+    model, hardware = 0.0, 0.0
+    dtypes: dict[str, float] = defaultdict(float)
+    for rank, trace in analysis.job.ranks.items():
+        where, steps = analysis.steady_events(rank)
+        events = trace.events[where]
+        ops = events[events["kind"] == EventKind.OP]
+        each = np.array([flops_of(call) for call in trace.calls] or [0], float)
+        times = np.bincount(ops["subject"], minlength=len(each)) / steps
+        again = np.bincount(ops["subject"][ops["phase"] == Phase.RECOMPUTE], minlength=len(each)) / steps
+        scores = np.array([SCORES_AGAIN * ("_attention_backward" in call.op) for call in trace.calls] or [0.0])
+        hardware += float((each * times).sum())
+        model += float((each * (times - again) * (1 - scores)).sum())
+        for number in np.flatnonzero(each * times).tolist():
+            dtypes[_rate(trace.calls[number], analysis.durations[rank].kernels[number])] += float(
+                each[number] * times[number]
+            )
+    if not hardware:
+        return None
+    share = analysis.job.processes / len(analysis.job.ranks)
+    rate = max(dtypes, key=lambda name: dtypes[name])
+    gpu = analysis.cluster.gpu
+    peak = gpu.peak_flops.get(rate) or gpu.peak_flops["float32"]
+    return Flops(model=round(model * share), hardware=round(hardware * share), peak_flops_per_gpu=peak, dtype=rate)
+
+
+# Of an op's arguments, those whose dtype says at what rate it is computed.
+OPERANDS = ("query", "mat2", "weight", "other", "batch2")
+
+
+def _rate(call: Call, kernels: Sequence[Kernel]) -> str:
+    """The peak rate that the call's arithmetic is held against: that of its products, else of its operands."""
+    for kernel in kernels:
+        if isinstance(kernel, Gemm | GroupedGemm | TritonGemm | Convolution | Recurrent):
+            return kernel.dtype
+    tensors = [tensor for name in OPERANDS if (tensor := call.tensor(name)) is not None]
+    tensors += [tensor for argument in call.arguments for tensor in tensors_in(argument) if len(tensor.sizes) > 1]
+    return dtype(tensors[0].dtype).rate if tensors else "float32"
+
+
+def _cost(cluster: Cluster, step: float | None, work: Throughput) -> Cost | None:
+    hourly = cluster.price_per_hour()
+    if hourly is None:
+        return None
+    quotes = cluster.quotes()
+    if cluster.price_per_gpu_hour is not None:
+        price = f"${cluster.price_per_gpu_hour:,.2f} a GPU-hour, as given"
+    else:
+        listed = quotes[0].price
+        price = " ".join(
+            part
+            for part in (listed.node or listed.gpu or "", f"at {listed.provider}", listed.region, listed.date)
+            if part
+        )
+    per_step = hourly * step / 3600 if step else None
+    return Cost(
+        usd_per_hour=hourly,
+        usd_per_step=per_step,
+        usd_per_1k_steps=per_step * 1000 if per_step else None,
+        usd_per_epoch=per_step * work.steps_per_epoch if per_step and work.steps_per_epoch else None,
+        usd_per_million_tokens=per_step / work.tokens_per_step * 1e6 if per_step and work.tokens_per_step else None,
+        price=price,
+    )
+
+
+def _energy(cluster: Cluster, world: int, step: float | None, time: Time | None) -> Energy | None:
+    if not step or time is None:
+        return None
+    whole = sum(getattr(time, name) for name in POWER) or 1.0
+    watts = cluster.gpu.power_limit_w * sum(share * getattr(time, name) for name, share in POWER.items()) / whole
+    joules = watts * step * world
+    return Energy(average_w_per_gpu=watts, joules_per_step=joules, kwh_per_1k_steps=joules * 1000 / 3.6e6)
+
+
+def _cluster(cluster: Cluster) -> ClusterPart:
+    return ClusterPart(
+        gpu=cluster.gpu.name,
+        gpu_name=cluster.gpu.driver_name,
+        node=cluster.node.name,
+        network=cluster.network.name,
+        gpu_memory_bytes=cluster.gpu.memory_bytes,
+        power_limit_w=cluster.gpu.power_limit_w,
+        nvlink_bytes_per_s=cluster.nvlink_bytes_per_s,
+        nic_bytes_per_s=cluster.nic_bytes_per_s,
+        nics_per_node=cluster.nics_per_node,
+    )
+
+
+def _workload(job: JobTrace) -> Workload | None:
+    found = job.ranks[min(job.ranks)].meta.get("workload")
+    return None if found is None else Workload(**found)
+
+
+def _ended(traces: list[RankTrace]) -> str:
+    """How the job ended: as its worst rank did."""
+    order = ("completed", "stopped", "hung", "failed")
+    return max((trace.meta["ended"] for trace in traces), key=order.index)
+
+
+def _kernels(analysis: Analysis, rank: int) -> int | None:
+    """Launches of the last step."""
+    trace, steps = analysis.job.ranks[rank], analysis.steps
+    if not 0 < steps <= trace.steps:
+        return None
+    step = trace.step(steps)
+    return int(analysis.durations[rank].launches[step["subject"][step["kind"] == EventKind.OP]].sum())
+
+
+NOTICED = 2**20  # bytes that a caveat is worth
+
+
+def _of_memory(analysis: Analysis, emulated: str) -> str:
+    """How surely memory is known on another GPU than the recorded one."""
+    gpu = analysis.cluster.gpu
+    if emulated not in gpus():
+        return (
+            f"Recorded on {emulated}, which the catalog does not have: memory is as it was there, not as on {gpu.name}."
+        )
+    unplaced = max((unplaced_bytes(trace, gpu) for trace in analysis.job.ranks.values()), default=0)
+    more = f"; a call may take up to {wording.size(unplaced)} more than is counted" if unplaced >= NOTICED else ""
+    return f"Recorded on {emulated}, planned anew for {gpu.name}: memory the allocator holds in reserve there is an estimate{more}."
+
+
+COPIES = 8  # of an attention's result, where its layout changes: one in forward, of gradients and casts in backward
+
+
+def _of_layouts(analysis: Analysis) -> list[str]:
+    """Attention whose result lies in memory otherwise on this GPU than where it was recorded, and what the copies around it may cost."""
+    predictor, seconds, count = Predictor(analysis.cluster.gpu), 0.0, 0
+    rank, trace = next(iter(analysis.job.ranks.items()))
+    calls = settled_calls(trace)
+    where, steps = analysis.steady_events(rank) if analysis.steps else (slice(None), 1)
+    events = trace.events[where]
+    times = np.bincount(events["subject"][events["kind"] == EventKind.OP], minlength=len(trace.calls)) / steps
+    for number in np.flatnonzero(times).tolist():
+        call = calls[number]
+        if changes_layout(call, predictor.platform):
+            copy = Streaming("strided", call["query"].nbytes, call["query"].nbytes, call["query"].numel)
+            each = float(predictor.kernels([copy]).seconds[0]) + KERNEL_GAP_S + LAUNCH_S
+            seconds += times[number] * COPIES * each
+            count += round(times[number])
+    if not count:
+        return []
+    return [
+        f"{count} attention call{'s' * (count != 1)} of a step leave their result in another layout on {analysis.cluster.gpu.name}: "
+        f"copies around them may differ, by up to {wording.seconds(seconds)} a step. Emulate it there to be sure."
+    ]
+
+
+def _of_unknown_ops(unknown: list[UnknownOp], ranks: list[RankTime]) -> list[str]:
+    if not unknown:
+        return []
+    total = max((sum(rank.by_family_s.values()) for rank in ranks), default=0.0)
+    seconds = sum(op.seconds for op in unknown)
+    names = ", ".join(op.name for op in unknown[:MOST_NAMES]) + (", ..." if len(unknown) > MOST_NAMES else "")
+    share = f"{seconds / total:.1%} of its kernels' time, " if total else ""
+    return [
+        f"{len(unknown)} op{'s' * (len(unknown) != 1)} ({names}) nobody described to Maya: {share}priced by the bytes they move, a lower bound. "
+        "docs/extending.md shows how to describe one."
+    ]
+
+
+MOST_NAMES = 5
+UNEVEN = 1.2  # times as long as the shortest: then the mean of the steps is no step's time
+
+
+def _of_steps(analysis: Analysis, trace: RankTrace) -> list[str]:
+    """Whether what is counted as steps can be taken for steps."""
+    found = []
+    if idle := trace.meta.get("idle_optimizers", 0):
+        found.append(
+            f"{idle} of the program's optimizers never stepped: memory and time are without it. Record more steps: --steps 20"
+        )
+    if (trace.events["kind"] == EventKind.GRAPH_LAUNCH).any():
+        found.append("CUDA graphs were replayed. Optimizer steps inside a graph are not counted as steps.")
+    if len(devices_used(trace)) > 1:
+        found.append("One process used several GPUs: copies between them are priced and ordered as if within one.")
+    steady = np.diff(analysis.timeline.step_ends[: analysis.steps]) if analysis.timeline is not None else np.zeros(0)
+    if len(steady) > 1 and steady.max() > UNEVEN * steady.min():
+        found.append(
+            f"Steps differ: the shortest takes {wording.seconds(float(steady.min()))}, the longest {wording.seconds(float(steady.max()))}. "
+            "Step time is their mean; validation or logging between steps is in it."
+        )
+    return found
+
+
+def _caveats(analysis: Analysis) -> list[str]:
+    found: list[str] = []
+    for rank, trace in analysis.job.ranks.items():
+        ops = {call.name for call in analysis.durations[rank].calls}
+        found += [CAVEATS[name] for name in sorted(ops & CAVEATS.keys())]
+        if assumed := sum(trace.meta.get("stand_ins", {}).values()):
+            found.append(
+                f"In {assumed} collective{'s' * (assumed != 1)} of host data, ranks that are not emulated were taken to give what this one gives."
+            )
+        if trace.meta["ended"] == "failed":
+            continue
+        survived = int(np.count_nonzero(trace.events["kind"] == EventKind.OUT_OF_MEMORY))
+        if survived:
+            found.append(f"Memory ran out {survived} time{'s' * (survived != 1)}, and the program went on.")
+        if retries := max(trace.meta["alloc_retries"], default=0):
+            found.append(
+                f"The allocator had to give its cache back {retries} time{'s' * (retries != 1)} to go on: expect slow steps."
+            )
+        found += _of_steps(analysis, trace)
+        found += caveats_of_compiling(trace)
+    emulated = next(iter(analysis.job.ranks.values())).meta["gpu"]
+    if emulated != analysis.cluster.gpu.name:
+        found.append(_of_memory(analysis, emulated))
+        found += _of_layouts(analysis)
+        asked = [line for trace in analysis.job.ranks.values() for line in trace.meta.get("asked_gpu", [])]
+        if asked:
+            found.append(
+                f"The program asks which GPU it runs on ({', '.join(dict.fromkeys(map(wording.short_source, asked[:MOST_NAMES])))}): "
+                f"on {analysis.cluster.gpu.name} it may do other things than it did. Emulate it there to be sure."
+            )
+        kept = sorted({call.name for trace in analysis.job.ranks.values() for call in trace.calls if call.kernels})
+        if kept:
+            found.append(
+                f"The program described {', '.join(kept[:MOST_NAMES])} itself: kernels are as it said for {emulated}."
+            )
+    calibration = analysis.options.calibration
+    if calibration is not None and calibration.runs is not None and calibration.runs.shipped != shipped_digest():
+        found.append(
+            f"The factors of calibration '{calibration.name}' were fitted to another version of Maya: make it anew with `maya calibrate --from-mlflow`."
+        )
+    if analysis.steps == 1:
+        found.append("Only one step was recorded: warm-up is in its time. Record at least three.")
+    return list(dict.fromkeys(found))

@@ -1,0 +1,79 @@
+"""A process under `maya run`: emulated from `import torch` on, its trace written when it ends, however it ends."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from maya_core.launch.settings import VARIABLE, ProcessSettings
+
+if TYPE_CHECKING:
+    from maya_core.session.emulation import Emulation
+
+
+class EmulatedProcess:
+    """The emulation of this process, and how its program ends."""
+
+    def __init__(self, settings: ProcessSettings) -> None:
+        from maya_core.launch.progress import show_progress
+        from maya_core.messages import say
+        from maya_core.recording import host_weights
+        from maya_core.session import gpu_only
+        from maya_core.session.emulation import Emulation
+
+        self.owner = os.getpid()
+        self.failed = False
+        # A job's progress is shown by the command that started it.
+        on_step = show_progress(settings.steps) if settings.rank is None else None
+        self.emulation = Emulation(settings, on_step)
+        host_weights.install(self.emulation.device.patches)
+        excepthook = sys.excepthook
+
+        def note_failure(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+            self.failed = True
+            excepthook(kind, error, where)
+            if told := gpu_only.advice(error):
+                say(told)
+
+        sys.excepthook = note_failure
+        atexit.register(self.finish)
+
+    def finish(self) -> None:
+        if os.getpid() == self.owner:
+            self.emulation.finish("failed" if self.failed else "completed")
+
+
+_this: EmulatedProcess | None = None
+
+
+def emulate_this_process() -> None:
+    """Switches the emulation on for the rest of the process, as its environment says."""
+    # A child the program starts (a compiler, say) is not another rank, unless spawn.py says so.
+    in_this_process(ProcessSettings.model_validate_json(os.environ.pop(VARIABLE)))
+
+
+def emulation_here() -> Emulation | None:
+    """The emulation that this process has had from its start, if it was started so."""
+    return _this.emulation if _this is not None and _this.owner == os.getpid() else None
+
+
+def in_this_process(settings: ProcessSettings) -> EmulatedProcess:
+    """This process's emulation: the one there is, or one started now. A fork gets its own."""
+    global _this
+    from maya_core.errors import MayaError
+
+    if _this is not None and _this.owner == os.getpid():
+        return _this
+    if _this is not None:
+        _this.owner = os.getpid()
+        _this.emulation.go_on_in_fork(settings)
+        return _this
+    try:
+        _this = EmulatedProcess(settings)
+    except MayaError as error:
+        print(f"maya: {error}", file=sys.stderr)
+        os._exit(2)
+    return _this
