@@ -26,6 +26,7 @@ docs: $(INSTALLED)
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	PYTHONPATH=.:integrations $(BIN)/lint-imports --no-logo
 	$(BIN)/mypy || { test $$? -eq 2 && $(BIN)/mypy; }  # 2: mypy itself crashed, as it did once in ten runs without a cache
 
 format: $(INSTALLED)

@@ -1,30 +1,42 @@
-"""Maya: what a training job will do to its GPUs, before any GPU is reserved.
+"""Maya predicts what a training job will do to its GPUs, before any GPU is reserved.
 
-import maya_core
+    import maya_core
 
-with maya_core.emulate("h100") as job:
-    train()
-print(job.prediction)
+    with maya_core.emulate("h100") as job:
+        train()
+    print(job.prediction)
+
+The names below are the public interface; `maya_core.api` documents them.
 """
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
-__all__ = ["MayaError", "__version__", "emulate"]
+from maya_core.version import __version__
+
+__all__ = [
+    "EmulatedBlock",
+    "JobTrace",
+    "MayaError",
+    "Prediction",
+    "__version__",
+    "emulate",
+    "predict",
+    "read_job",
+    "what_if",
+]
 
 if TYPE_CHECKING:
-    from maya_core.errors import MayaError
-    from maya_core.session.block import emulate
+    from maya_core.api import EmulatedBlock, JobTrace, MayaError, Prediction, emulate, predict, read_job, what_if
 
 
 def __getattr__(name: str) -> Any:
-    # torch loads this package on every `import torch` (launch/autoload.py): nothing heavy may come with it.
-    if name == "emulate":
-        from maya_core.session.block import emulate
+    # torch imports this package with every `import torch` (session/autoload.py), so nothing heavy may come with it.
+    if name in __all__:
+        from maya_core import api
 
-        return emulate
-    if name == "MayaError":
-        from maya_core.errors import MayaError
-
-        return MayaError
+        return getattr(api, name)
     raise AttributeError(f"module 'maya_core' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -9,6 +9,8 @@ from hypothesis import settings
 
 from maya_core.device.emulated import EmulatedDevice
 from maya_core.hardware.catalog import find_gpu
+from maya_core.request import Request
+from maya_core.session.timing import Timing
 
 # The same examples in every run: a change that breaks a property is told apart from a run that drew other numbers.
 settings.register_profile("maya", derandomize=True)
@@ -18,6 +20,6 @@ settings.load_profile("maya")
 @pytest.fixture
 def device() -> Iterator[EmulatedDevice]:
     """One emulated H100, gone again after the test."""
-    emulated = EmulatedDevice(find_gpu("h100"), 1)
+    emulated = EmulatedDevice(find_gpu("h100"), 1, kernel_seconds=Timing(Request(gpu="h100")).kernel_seconds)
     yield emulated
     emulated.remove()

@@ -19,22 +19,18 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import IO, Any
 
-from maya_core.device.patches import Patches
+from maya_core import pipeline
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import find_gpu
-from maya_core.launch.coordinator import Coordinator
-from maya_core.launch.link import Link
-from maya_core.launch.ranks import RankProcess
+from maya_core.integration import Patches, RankLauncher, RankProcess
 from maya_core.launch.run import collect
-from maya_core.launch.settings import ProcessSettings
 from maya_core.messages import say
-from maya_core.report.analysis import Analysis, Options, analyse
-from maya_core.report.files import write_prediction
+from maya_core.report.analysis import Analysis
 from maya_core.report.framework_log import span_s
 from maya_core.report.prediction import Prediction
-from maya_core.report.summary import prediction_of
-from maya_core.report.what_if import recorded_cluster
-from maya_core.simulator.host import Host
+from maya_core.report.prediction_file import write_prediction
+from maya_core.report.summary import summarize
+from maya_core.request import Request
 from maya_core.trace.job import PREDICTION, JobTrace
 from maya_deepspeed.job import Hosts, run_job, world_of
 
@@ -45,15 +41,16 @@ TIMERS = ("fwd", "bwd", "step")
 METRICS = ("throughput", "latency", "flops", "FLOPS_per_gpu", *TIMERS)
 
 
-def tune(link: Link, settings: ProcessSettings, runner: ModuleType, args: Namespace, hosts: Hosts) -> int:
-    """Runs the tuner. What is left in `settings.out` is the job that it found best. The exit code."""
-    link.idle(True)
-    mark = mark_of(settings, hosts)
+def tune(launcher: RankLauncher, runner: ModuleType, args: Namespace, hosts: Hosts) -> int:
+    """Runs the tuner, and leaves the job that it found best in the run's folder. The exit code."""
+    launcher.link.idle(True)
+    request = launcher.settings.request
+    mark = mark_of(request, hosts)
     check(config_of(args.user_args), mark)
-    experiments = Experiments(settings, runner, args)
+    experiments = Experiments(launcher, runner, args)
     patches = Patches()
     try:
-        _emulate_experiments(patches, experiments, runner, settings)
+        _emulate_experiments(patches, experiments, runner, request)
         tuner = _tuner(runner, args, hosts)
         for folder in (tuner.results_dir, tuner.exps_dir):
             Path(folder, MARK).write_text(mark)
@@ -72,10 +69,11 @@ def tune(link: Link, settings: ProcessSettings, runner: ModuleType, args: Namesp
     if best is not None and best.name != name:
         best = None  # another one, of an earlier tuning that was not to be overwritten
     if best is not None and args.autotuning == "tune":
-        best.keep(settings)
+        assert request.out is not None
+        best.keep(request.out)
         return 0
     asked = best.args if best is not None else runner.parse_args(tuner.optimal_cmd[1:])
-    return run_job(link, settings, runner, with_config(asked, tuner.results_dir), hosts)
+    return run_job(launcher, runner, with_config(asked, tuner.results_dir), hosts)
 
 
 def best_of(tuner: Any) -> tuple[str, float]:
@@ -85,16 +83,14 @@ def best_of(tuner: Any) -> tuple[str, float]:
     return best["name"], value
 
 
-def _emulate_experiments(
-    patches: Patches, experiments: Experiments, runner: ModuleType, settings: ProcessSettings
-) -> None:
+def _emulate_experiments(patches: Patches, experiments: Experiments, runner: ModuleType, request: Request) -> None:
     autotuner = sys.modules[runner.Autotuner.__module__]
     scheduler = sys.modules[autotuner.ResourceManager.__module__]
     patches.set(scheduler, "subprocess", SimpleNamespace(Popen=experiments.start))
     patches.set(scheduler, "clean_up", lambda *_: None)  # it kills by name, over ssh
     patches.set(scheduler, "TIMEOUT", POLL_S)
     patches.set(autotuner, "has_mlflow", False)  # predictions are nothing for a run of measurements
-    memory = find_gpu(settings.gpu).memory_bytes
+    memory = find_gpu(request.gpu_name).memory_bytes
     patches.set(autotuner.Autotuner, "get_gpu_memory_info", lambda self: memory)
 
 
@@ -117,24 +113,23 @@ class Best:
     args: Namespace
     traces: Path
 
-    def keep(self, settings: ProcessSettings) -> None:
-        """As the traces of the run itself."""
-        assert settings.out is not None
-        settings.out.mkdir(parents=True, exist_ok=True)
+    def keep(self, out: Path) -> None:
+        """Makes its traces those of the run."""
+        out.mkdir(parents=True, exist_ok=True)
         for trace in self.traces.iterdir():
-            shutil.move(trace, settings.out / trace.name)
+            shutil.move(trace, out / trace.name)
 
 
 class Experiments:
     """The scheduler's subprocess.Popen: `deepspeed`'s command of an experiment, emulated in a thread of the scheduler's."""
 
-    def __init__(self, settings: ProcessSettings, runner: ModuleType, args: Namespace) -> None:
-        assert settings.coordinator is not None
-        self.settings = settings
+    def __init__(self, launcher: RankLauncher, runner: ModuleType, args: Namespace) -> None:
+        assert launcher.settings.coordinator is not None
+        self.launcher = launcher
         self.runner = runner
         self.args = args
         self.best: Best | None = None
-        self._private = settings.coordinator.parent
+        self._private = launcher.settings.coordinator.parent
         self._one_at_a_time = threading.Lock()
         self._running: list[RankProcess] = []
 
@@ -159,13 +154,8 @@ class Experiments:
         config = json.loads((folder / "ds_config.json").read_text())
         hosts = self.runner.parse_node_config_list(args.include)
         traces = Path(tempfile.mkdtemp(prefix="experiment-", dir=self._private))
-        with Coordinator() as coordinator:
-            settings = self.settings.model_copy(update={"out": traces, "coordinator": coordinator.socket})
-            link = Link(coordinator.socket, frozenset())
-            try:
-                code = run_job(link, settings, self.runner, args, hosts, (stdout, stderr), self._running)
-            finally:
-                link.close()
+        with self.launcher.separate_job(traces) as launcher:
+            code = run_job(launcher, self.runner, args, hosts, (stdout, stderr), self._running.append)
         job = collect(traces, world_of(hosts), code)
         # If it failed it has said so itself; and the first of all writes what is asked of it.
         if not code and job is not None and not config["autotuning"].get("model_info", {}).get("profile"):
@@ -189,11 +179,9 @@ class Experiments:
         return metrics[config["autotuning"].get("metric", "throughput")]
 
     def _predict(self, job: JobTrace) -> tuple[Analysis, Prediction]:
-        job = replace(job, node=self.settings.node, network=self.settings.network)
-        machine = recorded_cluster(job)
-        options = Options(Host(self.settings.host), self.settings.attention).calibrated(machine.gpu)
-        analysis = analyse(job, machine, options)
-        return analysis, prediction_of(analysis)
+        request = self.launcher.settings.request
+        analysis = pipeline.analyse(replace(job, node=request.node, network=request.network), request)
+        return analysis, summarize(analysis)
 
 
 def metrics_of(analysis: Analysis, prediction: Prediction, batch: int) -> dict[str, float]:
@@ -239,9 +227,9 @@ def with_config(args: Namespace, results: str) -> Namespace:
     return Namespace(**{**vars(args), "user_args": words})
 
 
-def mark_of(settings: ProcessSettings, hosts: Hosts) -> str:
+def mark_of(request: Request, hosts: Hosts) -> str:
     """What results are of."""
-    cluster = {"gpu": settings.gpu, "node": settings.node, "network": settings.network, "hosts": hosts}
+    cluster = {"gpu": request.gpu_name, "node": request.node, "network": request.network, "hosts": hosts}
     return json.dumps({"these are": "predictions; nothing was measured", **cluster}, indent=1) + "\n"
 
 

@@ -12,18 +12,18 @@ from typing import Any
 from torch import nn
 
 from maya_core.cpp_build import cache_folder
-from maya_core.device.patches import Patches
-from maya_core.session.emulation import Emulation
+from maya_core.integration import Integration
+from maya_core.patches import Patches
 from maya_deepspeed import host_tensors, labels, launch, log, pipeline, recompute, refused, skipped, steps
 
 STATE = (bool, int, list, dict)  # what a module keeps of the job, beside None
 
 
-def install(emulation: Emulation) -> None:
-    patches = emulation.device.patches
+def install(integration: Integration) -> None:
+    patches = integration.patches
     for part in (launch, steps, labels, recompute, pipeline, host_tensors, skipped, log, refused):
-        part.install(emulation)
-    patches.when_imported("deepspeed.ops.op_builder.builder", functools.partial(_emulated_ops, emulation))
+        part.install(integration)
+    patches.when_imported("deepspeed.ops.op_builder.builder", functools.partial(_emulated_ops, integration))
     # Nothing is compiled here. What a program compiles itself, or in a process of its own, was not made for the GPU it is told of.
     patches.when_imported(
         "deepspeed", lambda module: patches.put(os.environ, "TORCH_EXTENSIONS_DIR", str(cache_folder() / "extensions"))
@@ -56,18 +56,18 @@ def _as_found(patches: Patches, module: ModuleType) -> None:
     patches.on_undo(functools.partial(vars(module).update, state))
 
 
-def _emulated_ops(emulation: Emulation, module: ModuleType) -> None:
+def _emulated_ops(integration: Integration, module: ModuleType) -> None:
     """DeepSpeed compiles its own ops when they are first used: it gets ours instead, and its caches get nothing."""
     from maya_deepspeed.ops import emulated_op
 
-    patches = emulation.device.patches
+    patches = integration.patches
     loaded: dict[str, Any] = {}
 
     def load(of: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(of)
         def load(builder: Any, *_: Any, **__: Any) -> Any:
             if builder.name not in loaded:
-                loaded[builder.name] = emulated_op(builder.name, emulation.device)
+                loaded[builder.name] = emulated_op(builder.name, integration)
             return loaded[builder.name]
 
         return load

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from maya_core.session.emulation import Emulation
+from maya_core.integration import Integration
 
 LARGE = 2**26  # bytes of a storage: memory for as much comes fresh from the system, and is zero
 MADE = ("zeros", "zeros_like", "full", "full_like")
@@ -26,10 +26,10 @@ MOVED = ("to", "clone", "float", "cpu", "contiguous")
 Call = Callable[..., Any]
 
 
-def install(emulation: Emulation) -> None:
-    if emulation.link is None:  # the process is the user's own, and lives on
+def install(integration: Integration) -> None:
+    if integration.launcher is None:  # the process is the user's own, and continues afterwards
         return
-    patches = emulation.device.patches
+    patches = integration.patches
 
     def config(module: ModuleType) -> None:
         original = module.DeepSpeedConfig.__init__
@@ -42,20 +42,20 @@ def install(emulation: Emulation) -> None:
             offloads = (self.zero_config.offload_optimizer, self.zero_config.offload_param)
             if not on and any(one is not None and one.device == "cpu" for one in offloads):
                 on = True
-                _leave_untouched(emulation)
+                _leave_untouched(integration)
 
         patches.set(module.DeepSpeedConfig, "__init__", __init__)
 
     patches.when_imported("deepspeed.runtime.config", config)
 
 
-def _leave_untouched(emulation: Emulation) -> None:
-    patches, native = emulation.device.patches, emulation.device.native
+def _leave_untouched(integration: Integration) -> None:
+    patches = integration.patches
     instead: dict[tuple[Any, str], Call] = {
         **{(torch, name): _made for name in MADE},
-        **{(torch.Tensor, name): functools.partial(_changed, native) for name in IN_PLACE},
-        **{(torch.Tensor, name): functools.partial(_moved, native) for name in MOVED},
-        (torch.Tensor, "copy_"): functools.partial(_copied, native),
+        **{(torch.Tensor, name): functools.partial(_changed, integration) for name in IN_PLACE},
+        **{(torch.Tensor, name): functools.partial(_moved, integration) for name in MOVED},
+        (torch.Tensor, "copy_"): functools.partial(_copied, integration),
         (torch.Tensor, "pin_memory"): _pinned,
     }
     for (owner, name), emulated in instead.items():
@@ -96,24 +96,24 @@ def _made(original: Call, *args: Any, **kwargs: Any) -> torch.Tensor:
     return torch.empty_like(shape, device="cpu") if shape.nbytes >= LARGE else original(*args, **kwargs)
 
 
-def _changed(native: ModuleType, original: Call, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+def _changed(integration: Integration, original: Call, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     if not is_hollow(tensor):
         return original(tensor, *args, **kwargs)
     reads = sum(one.nbytes for one in args if isinstance(one, torch.Tensor))
-    native.record_host_work(2 * tensor.nbytes + reads)
+    integration.record_host_work(2 * tensor.nbytes + reads)
     return tensor
 
 
 def _copied(
-    native: ModuleType, original: Call, to: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
+    integration: Integration, original: Call, to: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
 ) -> Any:
     if not is_hollow(to) and not is_hollow(source):
         return original(to, source, non_blocking)
-    _record_copy(native, to, source, non_blocking)
+    _record_copy(integration, to, source, non_blocking)
     return to
 
 
-def _moved(native: ModuleType, original: Call, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+def _moved(integration: Integration, original: Call, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """A copy of the tensor: elsewhere, of another type, or just a copy."""
     on_host = tensor.device.type == "cpu"
     named = [one for one in (*args, kwargs.get("device")) if _is_place(one)]
@@ -131,7 +131,7 @@ def _moved(native: ModuleType, original: Call, tensor: torch.Tensor, *args: Any,
     if on_host and target.type == "cpu" and same and original.__name__ != "clone":
         return tensor
     made = torch.empty_like(shape, device=target)
-    _record_copy(native, made, tensor, bool(kwargs.get("non_blocking", False)))
+    _record_copy(integration, made, tensor, bool(kwargs.get("non_blocking", False)))
     return made
 
 
@@ -139,20 +139,20 @@ def _is_place(word: Any) -> bool:
     return isinstance(word, str | torch.device) or type(word) is int
 
 
-def _record_copy(native: ModuleType, to: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> None:
+def _record_copy(integration: Integration, to: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> None:
     """As the device's own copy: another type is made on the source's side, then the bytes go over."""
     if not to.is_cuda and not source.is_cuda:
-        native.record_host_work(to.nbytes + source.nbytes)
+        integration.record_host_work(to.nbytes + source.nbytes)
         return
     if to.dtype != source.dtype or not source.is_contiguous():
         if source.is_cuda:
             source = source.to(to.dtype).contiguous()
         else:
-            native.record_host_work(to.nbytes + source.nbytes)
+            integration.record_host_work(to.nbytes + source.nbytes)
             source = torch.empty_like(to, device="cpu")
-    native.record_call("aten::copy_", [to, source], [])
+    integration.record_call("aten::copy_", [to, source], [])
     if not non_blocking:
-        native.synchronize_current_stream((to if to.is_cuda else source).get_device())
+        integration.synchronize_current_stream((to if to.is_cuda else source).get_device())
 
 
 def _pinned(original: Call, tensor: torch.Tensor, *args: Any) -> torch.Tensor:

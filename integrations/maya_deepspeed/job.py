@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
 
 from maya_core.errors import MayaError
-from maya_core.launch.link import Link
-from maya_core.launch.ranks import RankProcess, run_ranks, start_rank
-from maya_core.launch.settings import ProcessSettings
-from maya_core.launch.world import World
+from maya_core.integration import RankLauncher, RankProcess, RankSetting, World
 
 Hosts = dict[str, list[int]]  # by name: its GPUs that are used
 Files = tuple[IO[bytes], IO[bytes]]
@@ -22,32 +20,26 @@ SLURM_AND_MPI = ("openmpi", "mpich", "impi", "slurm", "mvapich")  # which start 
 
 
 def run_job(
-    link: Link,
-    settings: ProcessSettings,
+    launcher: RankLauncher,
     runner: ModuleType,
     args: Namespace,
     hosts: Hosts,
     files: Files | None = None,
-    started: list[RankProcess] | None = None,
+    on_start: Callable[[RankProcess], None] = lambda _: None,
 ) -> int:
-    """Runs the ranks of a `deepspeed` command, their output in `files` if there are any. The exit code of the first that failed, or 0.
-    Processes are added to `started` as they are."""
+    """Runs the ranks of a `deepspeed` command, with their output in `files` if there are any. The exit code of the first that failed, or 0."""
     world = world_of(hosts)
     several = world.nodes > 1 or args.force_multi
     exported = _exported(runner) if several else {}
     argument = not args.no_local_rank and not (several and args.launcher.lower() in SLURM_AND_MPI)
-
-    def start(rank: int) -> RankProcess:
-        apart = rank != 0 or sys.stderr.isatty()  # a progress bar shares the terminal with rank 0
-        environment = {**exported, **rank_environment(args, hosts, world, rank)}
-        program = program_of(args, rank % world.ranks_per_node if argument else None)
-        process = start_rank(program, settings, world, rank, environment, apart, files)
-        if started is not None:
-            started.append(process)
-        return process
-
-    link.idle(True)
-    return run_ranks(link, world.size, start)
+    return launcher.run(
+        world,
+        lambda rank: program_of(args, rank % world.ranks_per_node if argument else None),
+        lambda rank: {**exported, **rank_environment(args, hosts, world, rank)},
+        RankSetting(output=files),
+        forks=False,
+        on_start=on_start,
+    )
 
 
 def world_of(hosts: Hosts) -> World:

@@ -14,9 +14,7 @@ from typing import Any
 
 import torch
 
-from maya_core.recording.module_paths import on_device
-from maya_core.session.emulation import Emulation
-from maya_core.trace.schema import Category
+from maya_core.integration import Category, Integration, on_device
 
 # In this order, for the last label counts: in a training without master weights the state's partition is the parameter's.
 HELD = {
@@ -38,8 +36,8 @@ HELD = {
 }
 
 
-def install(emulation: Emulation) -> None:
-    patches, native = emulation.device.patches, emulation.device.native
+def install(integration: Integration) -> None:
+    patches = integration.patches
 
     def engine(module: ModuleType) -> None:
         kind = module.DeepSpeedEngine
@@ -48,21 +46,21 @@ def install(emulation: Emulation) -> None:
         @functools.wraps(configure)
         def _configure_optimizer(self: Any, *args: Any, **kwargs: Any) -> None:
             """A program that runs out of memory may not come to its first step."""
-            native.label(
+            integration.label(
                 on_device(self.module.parameters()), Category.PARAMETERS
             )  # they are about to be laid end to end
             configure(self, *args, **kwargs)
-            state(native, self)
+            state(integration, self)
 
         patches.set(kind, "_configure_optimizer", _configure_optimizer)
         patches.set(
-            kind, "allreduce_gradients", _before(kind.allreduce_gradients, functools.partial(gradients, native))
+            kind, "allreduce_gradients", _before(kind.allreduce_gradients, functools.partial(gradients, integration))
         )
 
     def stage_1_and_2(module: ModuleType) -> None:
         kind = module.DeepSpeedZeroOptimizer
         patches.set(
-            kind, "_release_ipg_buffers", _before(kind._release_ipg_buffers, functools.partial(buckets, native))
+            kind, "_release_ipg_buffers", _before(kind._release_ipg_buffers, functools.partial(buckets, integration))
         )
 
     def stage_3(module: ModuleType) -> None:
@@ -73,7 +71,7 @@ def install(emulation: Emulation) -> None:
         def fetch_sub_module(self: Any, current_submodule: torch.nn.Module, forward: bool) -> None:
             fetch(self, current_submodule, forward)
             fetched = [p for p in module.iter_params(current_submodule) if not p.ds_persist]
-            native.label(on_device(p.data for p in fetched), Category.BUFFERS)
+            integration.label(on_device(p.data for p in fetched), Category.BUFFERS)
 
         patches.set(kind, "fetch_sub_module", fetch_sub_module)
 
@@ -82,40 +80,40 @@ def install(emulation: Emulation) -> None:
     patches.when_imported("deepspeed.runtime.zero.partitioned_param_coordinator", stage_3)
 
 
-def gradients(native: ModuleType, engine: Any) -> None:
+def gradients(integration: Integration, engine: Any) -> None:
     """Those that backward has left."""
     parameters = list(engine.module.parameters()) if engine.module is not None else []
     summed = [getattr(p, "grad_accum", None) for p in parameters]  # ZeRO's, in place of .grad
-    native.label(on_device([*(p.grad for p in parameters), *summed]), Category.GRADIENTS)
-    _held(native, engine.optimizer, Category.GRADIENTS)
+    integration.label(on_device([*(p.grad for p in parameters), *summed]), Category.GRADIENTS)
+    _held(integration, engine.optimizer, Category.GRADIENTS)
 
 
-def state(native: ModuleType, engine: Any) -> None:
+def state(integration: Integration, engine: Any) -> None:
     """All that lasts from step to step."""
     optimizer = engine.optimizer
     inner = getattr(optimizer, "optimizer", None)
     if inner is None:  # torch's own, which the step counter knows
         return
     states = [value for state in inner.state.values() if isinstance(state, dict) for value in state.values()]
-    native.label(on_device(states), Category.OPTIMIZER_STATE)
+    integration.label(on_device(states), Category.OPTIMIZER_STATE)
     for category in HELD:
-        _held(native, optimizer, category)
+        _held(integration, optimizer, category)
     parameters = list(engine.module.parameters()) if engine.module is not None else []
     kept = [p.data for p in parameters if getattr(p, "ds_persist", False)]  # too small to be partitioned
     second = [getattr(p, "ds_secondary_tensor", None) for p in parameters]  # ZeRO++: a second partition, in the node
     partitions = [getattr(p, "ds_tensor", None) for p in parameters]
-    native.label(on_device([*kept, *second, *partitions]), Category.PARAMETERS)
-    buckets(native, optimizer)
+    integration.label(on_device([*kept, *second, *partitions]), Category.PARAMETERS)
+    buckets(integration, optimizer)
 
 
-def buckets(native: ModuleType, optimizer: Any) -> None:
+def buckets(integration: Integration, optimizer: Any) -> None:
     held = [one.buffer for one in (getattr(optimizer, "ipg_buckets", None) or {}).values()]
-    native.label(on_device(_tensors(held)), Category.BUFFERS)
+    integration.label(on_device(_tensors(held)), Category.BUFFERS)
 
 
-def _held(native: ModuleType, optimizer: Any, category: Category) -> None:
+def _held(integration: Integration, optimizer: Any, category: Category) -> None:
     tensors = [one for name in HELD[category] for one in _tensors(getattr(optimizer, name, None))]
-    native.label(on_device(tensors), category)
+    integration.label(on_device(tensors), category)
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

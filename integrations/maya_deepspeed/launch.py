@@ -14,29 +14,28 @@ from types import ModuleType
 
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import default_node, find_gpu
-from maya_core.launch.link import Link
-from maya_core.launch.settings import ProcessSettings
+from maya_core.integration import Integration, RankLauncher
 from maya_core.messages import say
-from maya_core.session.emulation import Emulation
+from maya_core.request import Request
 from maya_deepspeed.job import Hosts, run_job, world_of
 
 
-def install(emulation: Emulation) -> None:
-    link, patches = emulation.link, emulation.device.patches
-    if link is None:  # emulated inside a program, which launches nothing
+def install(integration: Integration) -> None:
+    launcher, patches = integration.launcher, integration.patches
+    if launcher is None:  # emulated inside a program, which launches nothing
         return
     patches.when_imported(
-        "deepspeed.launcher.runner", lambda runner: patches.set(runner, "main", _main(emulation, link, runner))
+        "deepspeed.launcher.runner", lambda runner: patches.set(runner, "main", _main(launcher, runner))
     )
 
 
-def _main(emulation: Emulation, link: Link, runner: ModuleType) -> Callable[..., None]:
+def _main(launcher: RankLauncher, runner: ModuleType) -> Callable[..., None]:
     @functools.wraps(runner.main)
     def main(args: list[str] | None = None) -> None:
         asked = runner.parse_args(args)
         runner.set_log_level_from_string("error" if asked.quiet else asked.log_level)
         try:
-            code = launch(link, emulation.settings, runner, asked)
+            code = launch(launcher, runner, asked)
         except MayaError as error:
             say(str(error))
             code = 2
@@ -46,16 +45,16 @@ def _main(emulation: Emulation, link: Link, runner: ModuleType) -> Callable[...,
     return main
 
 
-def launch(link: Link, settings: ProcessSettings, runner: ModuleType, args: Namespace) -> int:
+def launch(launcher: RankLauncher, runner: ModuleType, args: Namespace) -> int:
     """Runs a `deepspeed` command. The exit code of the first rank that failed, or 0."""
     _check(args)
-    hosts = hosts_of(settings, runner, args)
-    world_of(hosts)  # a wrong one is said now
+    hosts = hosts_of(launcher.settings.request, runner, args)
+    world_of(hosts)  # so that a wrong one is reported now
     if args.autotuning:
         from maya_deepspeed.autotuning import tune
 
-        return tune(link, settings, runner, args, hosts)
-    return run_job(link, settings, runner, args, hosts)
+        return tune(launcher, runner, args, hosts)
+    return run_job(launcher, runner, args, hosts)
 
 
 def _check(args: Namespace) -> None:
@@ -66,10 +65,10 @@ def _check(args: Namespace) -> None:
     if args.no_python and shutil.which(args.user_script) is None:
         raise MayaError(f"command not found: '{args.user_script}'.", "deepspeed --no_python needs a program.")
     if args.enable_each_rank_log != "None":
-        say("--enable_each_rank_log: no log files under emulation, the ranks that are run write here")
+        say("--enable_each_rank_log: no log files under integration, the ranks that are run write here")
 
 
-def hosts_of(settings: ProcessSettings, runner: ModuleType, args: Namespace) -> Hosts:
+def hosts_of(request: Request, runner: ModuleType, args: Namespace) -> Hosts:
     """The hosts and their GPUs by DeepSpeed's own rules. Where it would look how many GPUs this machine has, it is told of emulated ones,
     and without a hostfile there are as many nodes as are asked for."""
     filtered = bool(args.include or args.exclude)
@@ -78,7 +77,7 @@ def hosts_of(settings: ProcessSettings, runner: ModuleType, args: Namespace) -> 
     try:
         pool = runner.fetch_hostfile(args.hostfile)
         if pool is None:
-            pool = _without_hostfile(settings, runner, args)
+            pool = _without_hostfile(request, runner, args)
         hosts = runner.parse_inclusion_exclusion(pool, args.include, args.exclude)
         hosts = runner.apply_num_nodes_and_gpus(hosts, args.num_nodes, args.num_gpus)
         launcher = runner.LAUNCHER_CLASSES.get(args.launcher.lower())
@@ -87,7 +86,7 @@ def hosts_of(settings: ProcessSettings, runner: ModuleType, args: Namespace) -> 
         launcher.validate_active_resources(hosts)
     except ValueError as error:  # its own words about the hostfile or a filter
         raise MayaError(f"deepspeed: {error}.", "Nothing was started.") from error
-    nodes = settings.nodes
+    nodes = request.nodes
     if nodes is not None and nodes != len(hosts):
         raise MayaError(
             f"--nodes {nodes} for Maya, {len(hosts)} for deepspeed.", "Leave one out, or make them the same."
@@ -95,16 +94,16 @@ def hosts_of(settings: ProcessSettings, runner: ModuleType, args: Namespace) -> 
     return dict(hosts)
 
 
-def _without_hostfile(settings: ProcessSettings, runner: ModuleType, args: Namespace) -> dict[str, int]:
+def _without_hostfile(request: Request, runner: ModuleType, args: Namespace) -> dict[str, int]:
     """So many GPUs for each host."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if visible and not (args.include or args.exclude or args.num_nodes > 1 or args.num_gpus > 0):
         args.include = f"localhost:{visible}"
-    nodes = max(args.num_nodes, settings.nodes or 1)
+    nodes = max(args.num_nodes, request.nodes or 1)
     named = [slot for slots in runner.parse_node_config_list(args.include).values() for slot in slots]
-    gpus = settings.gpus or max(args.num_gpus, 0) or (max(named) + 1 if named else 0)
+    gpus = request.gpus_per_node or max(args.num_gpus, 0) or (max(named) + 1 if named else 0)
     if not gpus:
-        node = default_node(find_gpu(settings.gpu))
+        node = default_node(find_gpu(request.gpu_name))
         gpus = node.gpus_per_node
         say(f"neither --num_gpus nor a hostfile: all {gpus} GPUs of a node ({node.name})")
     names = ["localhost"] if nodes == 1 else [f"worker-{node}" for node in range(nodes)]

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from maya_core.integration import Integration
 from maya_core.messages import say
-from maya_core.session.emulation import Emulation
 
 UNKNOWN = float("nan")
 GLOBAL_TIMERS = ("fwd", "bwd", "step")
@@ -26,7 +26,7 @@ ITERATION = re.compile(r"iter time \(s\): \S+ samples/sec: \S+")
 PER_MODULE = "-" * 29 + " Aggregated Profile per GPU"
 
 
-def install(emulation: Emulation) -> None:
+def install(integration: Integration) -> None:
     parts = {
         "deepspeed.utils.timer": _timers,
         "deepspeed.runtime.pipe.engine": _pipeline,
@@ -34,11 +34,11 @@ def install(emulation: Emulation) -> None:
         "deepspeed.profiling.flops_profiler.profiler": _profiler,
     }
     for module, part in parts.items():
-        emulation.device.patches.when_imported(module, functools.partial(part, emulation))
+        integration.patches.when_imported(module, functools.partial(part, integration))
 
 
-def _timers(emulation: Emulation, module: ModuleType) -> None:
-    patches, native = emulation.device.patches, emulation.device.native
+def _timers(integration: Integration, module: ModuleType) -> None:
+    patches = integration.patches
     events, timers, throughput = module.CudaEventTimer, module.SynchronizedWallClockTimer, module.ThroughputTimer
     elapsed, start, stop = events.get_elapsed_msec, timers.Timer.start, timers.Timer.stop
 
@@ -50,18 +50,18 @@ def _timers(emulation: Emulation, module: ModuleType) -> None:
     @functools.wraps(start)
     def noted_start(self: Any) -> None:
         start(self)
-        self.start_event.place = native.event_count() - 1
+        self.start_event.place = integration.event_count() - 1
 
     @functools.wraps(stop)
     def noted_stop(self: Any, *args: Any, **kwargs: Any) -> None:
         stop(self, *args, **kwargs)
-        self.event_timers[-1].end_event.place = native.event_count() - 1
+        self.event_timers[-1].end_event.place = integration.event_count() - 1
 
     def log(self: Any, names: Iterable[str], normalizer: float = 1.0, reset: bool = True, *_: Any, **__: Any) -> None:
         known = [name for name in (sorted(names) if isinstance(names, set) else names) if name in self.timers]
         if known and _is_rank_0():
             told = "".join(f" | {name}: {{ms[{i}]:.2f}}" for i, name in enumerate(known))
-            emulation.log[f"timers {' '.join(known)}"] = {
+            integration.log[f"timers {' '.join(known)}"] = {
                 "text": f"time (ms){told}",
                 "spans": [pairs_of(self.timers[name]) for name in known],
                 "names": known,
@@ -74,7 +74,7 @@ def _timers(emulation: Emulation, module: ModuleType) -> None:
     patches.set(timers.Timer, "start", noted_start)
     patches.set(timers.Timer, "stop", noted_stop)
     patches.set(timers, "log", log)
-    _throughput(emulation, throughput)
+    _throughput(integration, throughput)
 
 
 def pairs_of(timer: Any) -> list[tuple[int, int]]:
@@ -82,9 +82,9 @@ def pairs_of(timer: Any) -> list[tuple[int, int]]:
     return [(one.start_event.place, one.end_event.place) for one in timer.event_timers]
 
 
-def _throughput(emulation: Emulation, timer: Any) -> None:
+def _throughput(integration: Integration, timer: Any) -> None:
     """It synchronises in every step but the first two; of the few that are emulated none is to be another."""
-    patches = emulation.device.patches
+    patches = integration.patches
     made, stop = timer.__init__, timer.stop
 
     @functools.wraps(made)
@@ -102,7 +102,7 @@ def _throughput(emulation: Emulation, timer: Any) -> None:
             self.logging = logging
         for line in written:
             if SAMPLES_PER_S.search(line):
-                emulation.log["throughput"] = {
+                integration.log["throughput"] = {
                     "text": SAMPLES_PER_S.sub(r"\1={rates[0]:.4f}", _plain(line)),
                     "work": [self.batch_size * 1e3],
                 }
@@ -113,9 +113,9 @@ def _throughput(emulation: Emulation, timer: Any) -> None:
     patches.set(timer, "avg_samples_per_sec", lambda self: UNKNOWN)
 
 
-def _pipeline(emulation: Emulation, module: ModuleType) -> None:
+def _pipeline(integration: Integration, module: ModuleType) -> None:
     """Its line has the loss, which is read from the GPU: so it is taken where DeepSpeed writes it, and elsewhere is without."""
-    patches, engine = emulation.device.patches, module.PipelineEngine
+    patches, engine = integration.patches, module.PipelineEngine
     original = engine.train_batch
     written: list[str] = []
 
@@ -133,7 +133,7 @@ def _pipeline(emulation: Emulation, module: ModuleType) -> None:
         if self.global_rank == 0 and self.steps_per_print() is not None:
             line = written[-1] if written else f"steps: {self.global_steps} iter time (s): 0 samples/sec: 0"
             told = "iter time (s): {step_s:0.3f} samples/sec: {rates[0]:0.3f}"
-            emulation.log["iteration"] = {
+            integration.log["iteration"] = {
                 "text": ITERATION.sub(told, _plain(line)),
                 "work": [self.train_batch_size() * 1e3],
             }
@@ -143,8 +143,8 @@ def _pipeline(emulation: Emulation, module: ModuleType) -> None:
     patches.set(module, "print", hold_back)
 
 
-def _engine(emulation: Emulation, module: ModuleType) -> None:
-    patches, engine = emulation.device.patches, module.DeepSpeedEngine
+def _engine(integration: Integration, module: ModuleType) -> None:
+    patches, engine = integration.patches, module.DeepSpeedEngine
     step = engine.flops_profiler_profile_step
 
     @functools.wraps(step)
@@ -162,14 +162,14 @@ def _engine(emulation: Emulation, module: ModuleType) -> None:
     patches.set(engine, "print_forward_breakdown", lambda self, fwd_time: None)
 
 
-def _profiler(emulation: Emulation, module: ModuleType) -> None:
-    patches, profiler = emulation.device.patches, module.FlopsProfiler
+def _profiler(integration: Integration, module: ModuleType) -> None:
+    patches, profiler = integration.patches, module.FlopsProfiler
     made, original = profiler.__init__, profiler.print_model_profile
 
     @functools.wraps(made)
     def __init__(self: Any, model: Any, ds_engine: Any = None, *args: Any, **kwargs: Any) -> None:
         made(self, model, ds_engine, *args, **kwargs)
-        limit = emulation.settings.steps
+        limit = integration.request.steps
         if ds_engine is None or ds_engine.autotuning_enabled() or limit is None or not _is_rank_0():
             return
         if (step := ds_engine.flops_profiler_profile_step()) + 2 > limit:
@@ -184,7 +184,7 @@ def _profiler(emulation: Emulation, module: ModuleType) -> None:
         with contextlib.redirect_stdout(io.StringIO()) as printed, _all_of_it(self.ds_engine):
             original(self, *args, **{**kwargs, "detailed": False, "output_file": None})
         summary = printed.getvalue().partition(PER_MODULE)[0].strip("\n")
-        emulation.log["flops profiler"] = profile_to_fill_in(
+        integration.log["flops profiler"] = profile_to_fill_in(
             summary,
             self.get_total_flops(),
             self.recompute_fwd_factor,

@@ -14,23 +14,23 @@ from typing import Any
 import torch
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-from maya_core.device.emulated import EmulatedDevice
 from maya_core.errors import MayaError
+from maya_core.integration import Integration
 
 Tensors = list[torch.Tensor]
 
 
-def emulated_op(name: str, device: EmulatedDevice) -> SimpleNamespace:
+def emulated_op(name: str, integration: Integration) -> SimpleNamespace:
     """What the builder of that name loads."""
     if name not in OPS:
         raise MayaError(
             f"DeepSpeed's op '{name}' is not emulated.",
             f"Emulated are: {', '.join(sorted(OPS))}. Choose a setting of DeepSpeed's that does without it.",
         )
-    return SimpleNamespace(**OPS[name](device))
+    return SimpleNamespace(**OPS[name](integration))
 
 
-def _fused_adam(device: EmulatedDevice) -> dict[str, Any]:
+def _fused_adam(integration: Integration) -> dict[str, Any]:
     def multi_tensor_adam(chunk: int, flag: torch.Tensor, lists: list[Tensors], *settings: Any) -> None:
         gradients, parameters, averages, squares = lists
         # All its numbers travel with the launch: no step tensor is made, the flag stands for one.
@@ -42,7 +42,7 @@ def _fused_adam(device: EmulatedDevice) -> dict[str, Any]:
     return {"multi_tensor_adam": multi_tensor_adam}
 
 
-def _fused_lion(device: EmulatedDevice) -> dict[str, Any]:
+def _fused_lion(integration: Integration) -> dict[str, Any]:
     def multi_tensor_lion(chunk: int, flag: torch.Tensor, lists: list[Tensors], *settings: Any) -> None:
         gradients, parameters, averages = lists
         torch._fused_sgd_(
@@ -53,7 +53,7 @@ def _fused_lion(device: EmulatedDevice) -> dict[str, Any]:
     return {"multi_tensor_lion": multi_tensor_lion}
 
 
-def _fused_lamb(device: EmulatedDevice) -> dict[str, Any]:
+def _fused_lamb(integration: Integration) -> dict[str, Any]:
     @torch.no_grad()
     def lamb(
         parameter: torch.Tensor,
@@ -77,15 +77,15 @@ def _fused_lamb(device: EmulatedDevice) -> dict[str, Any]:
     return {"lamb": lamb}
 
 
-def _on_host(update: str) -> Callable[[EmulatedDevice], dict[str, Any]]:
+def _on_host(update: str) -> Callable[[Integration], dict[str, Any]]:
     """An optimizer of the host: of its tensors the parameter and the states are read and written, the gradient is read."""
     name = update.partition("_")[0]
 
-    def op(device: EmulatedDevice) -> dict[str, Any]:
+    def op(integration: Integration) -> dict[str, Any]:
         def step(*arguments: Any) -> None:
             tensors = [one for one in arguments if isinstance(one, torch.Tensor)]
             gradient = tensors[1]
-            device.native.record_host_work(sum(2 * one.nbytes for one in tensors) - gradient.nbytes)
+            integration.record_host_work(sum(2 * one.nbytes for one in tensors) - gradient.nbytes)
 
         nothing = {f"create_{name}": _nothing, f"destroy_{name}": _nothing}
         return {**nothing, update: step, f"{name}_rollback": step}
@@ -93,9 +93,9 @@ def _on_host(update: str) -> Callable[[EmulatedDevice], dict[str, Any]]:
     return op
 
 
-def _quantizer(device: EmulatedDevice) -> dict[str, Any]:
+def _quantizer(integration: Integration) -> dict[str, Any]:
     def kernel(name: str, inputs: Tensors, outputs: Tensors) -> None:
-        device.rules.record(f"deepspeed::{name}", inputs, outputs)
+        integration.rules.record(f"deepspeed::{name}", inputs, outputs)
 
     def scales(of: torch.Tensor, groups: int) -> torch.Tensor:
         return torch.empty(groups, 1, dtype=torch.float32, device=of.device)
@@ -137,7 +137,7 @@ def _quantizer(device: EmulatedDevice) -> dict[str, Any]:
     }
 
 
-def _flatten(device: EmulatedDevice) -> dict[str, Any]:
+def _flatten(integration: Integration) -> dict[str, Any]:
     return {"flatten": _flatten_dense_tensors, "unflatten": _unflatten_dense_tensors}
 
 
@@ -145,7 +145,7 @@ def _nothing(*_: Any) -> None:
     return None
 
 
-OPS: dict[str, Callable[[EmulatedDevice], dict[str, Any]]] = {
+OPS: dict[str, Callable[[Integration], dict[str, Any]]] = {
     "fused_adam": _fused_adam,
     "fused_lion": _fused_lion,
     "fused_lamb": _fused_lamb,

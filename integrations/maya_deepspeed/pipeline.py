@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from maya_core.session.emulation import Emulation
+from maya_core.integration import Integration
 
 
-def install(emulation: Emulation) -> None:
-    patches = emulation.device.patches
+def install(integration: Integration) -> None:
+    patches = integration.patches
 
     def engine(module: ModuleType) -> None:
         def _send_tensor_meta(self: Any, buffer: Any, recv_stage: int) -> None:

@@ -8,11 +8,11 @@ from types import ModuleType
 
 import torch
 
-from maya_core.session.emulation import Emulation
+from maya_core.integration import Integration
 
 
-def install(emulation: Emulation) -> None:
-    patches = emulation.device.patches
+def install(integration: Integration) -> None:
+    patches = integration.patches
 
     def linear(module: ModuleType) -> None:
         function = module.LinearFunctionForZeroStage3

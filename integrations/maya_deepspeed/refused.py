@@ -9,11 +9,11 @@ from types import ModuleType
 from typing import Any
 
 from maya_core.errors import MayaError
-from maya_core.session.emulation import Emulation
+from maya_core.integration import Integration
 
 
-def install(emulation: Emulation) -> None:
-    patches = emulation.device.patches
+def install(integration: Integration) -> None:
+    patches = integration.patches
 
     def config(module: ModuleType) -> None:
         original = module.DeepSpeedConfig.__init__

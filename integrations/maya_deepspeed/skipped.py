@@ -7,45 +7,28 @@ import functools
 from types import ModuleType
 from typing import Any
 
-import torch.distributed as dist
-
-from maya_core.messages import say as say_line
-from maya_core.session.emulation import Emulation
+from maya_core.integration import Integration
 
 
-class Saying:
-    """One line for each thing left out, from rank 0."""
-
-    def __init__(self) -> None:
-        self._said: set[str] = set()
-
-    def __call__(self, what: str) -> None:
-        silent = dist.is_initialized() and dist.get_rank() != 0
-        if what not in self._said and not silent:
-            say_line(f"under emulation {what}")
-        self._said.add(what)
-
-
-def install(emulation: Emulation) -> None:
+def install(integration: Integration) -> None:
     parts = {
         "deepspeed.runtime.engine": _checkpoints,
         "deepspeed.monitor.monitor": _monitors,
         "deepspeed.utils.comms_logging": _communication_log,
     }
-    say = Saying()
     for module, part in parts.items():
-        emulation.device.patches.when_imported(module, functools.partial(part, emulation, say))
+        integration.patches.when_imported(module, functools.partial(part, integration))
 
 
-def _checkpoints(emulation: Emulation, say: Saying, module: ModuleType) -> None:
-    patches, engine = emulation.device.patches, module.DeepSpeedEngine
+def _checkpoints(integration: Integration, module: ModuleType) -> None:
+    patches, engine = integration.patches, module.DeepSpeedEngine
 
     def save(self: Any, *args: Any, **kwargs: Any) -> bool:
-        say("DeepSpeed writes no checkpoints")
+        integration.skip("DeepSpeed writes no checkpoints")
         return True
 
     def load_checkpoint(self: Any, load_dir: str, *args: Any, **kwargs: Any) -> tuple[str, dict[str, Any]]:
-        say("DeepSpeed reads no checkpoints: training begins where the program begins it")
+        integration.skip("DeepSpeed reads no checkpoints: training begins where the program begins it")
         return load_dir, {}
 
     patches.set(engine, "save_checkpoint", save)
@@ -53,7 +36,7 @@ def _checkpoints(emulation: Emulation, say: Saying, module: ModuleType) -> None:
     patches.set(engine, "load_checkpoint", load_checkpoint)
 
 
-def _monitors(emulation: Emulation, say: Saying, module: ModuleType) -> None:
+def _monitors(integration: Integration, module: ModuleType) -> None:
     """Tensorboard, wandb, csv and comet make their files as soon as they are made."""
     master = module.MonitorMaster
     original = master.__init__
@@ -61,7 +44,7 @@ def _monitors(emulation: Emulation, say: Saying, module: ModuleType) -> None:
     @functools.wraps(original)
     def __init__(self: Any, monitor_config: Any) -> None:
         if monitor_config.enabled:
-            say("DeepSpeed's monitors write nothing")
+            integration.skip("DeepSpeed's monitors write nothing")
         off = {
             name: getattr(monitor_config, name).model_copy(update={"enabled": False})
             for name in ("tensorboard", "wandb", "csv_monitor", "comet")
@@ -69,14 +52,14 @@ def _monitors(emulation: Emulation, say: Saying, module: ModuleType) -> None:
         original(self, monitor_config.model_copy(update=off))
         self.enabled = False
 
-    emulation.device.patches.set(master, "__init__", __init__)
+    integration.patches.set(master, "__init__", __init__)
 
 
-def _communication_log(emulation: Emulation, say: Saying, module: ModuleType) -> None:
-    patches, logger = emulation.device.patches, module.CommsLogger
+def _communication_log(integration: Integration, module: ModuleType) -> None:
+    patches, logger = integration.patches, module.CommsLogger
 
     def log_all(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        say("DeepSpeed's log of communication is empty; the prediction has one")
+        integration.skip("DeepSpeed's log of communication is empty; the prediction has one")
         return {}
 
     patches.set(logger, "append", lambda self, *args, **kwargs: None)

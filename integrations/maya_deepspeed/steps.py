@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from maya_core.session.emulation import Emulation
+from maya_core.integration import Integration
 from maya_deepspeed import labels
 
 OPTIMIZERS = {
@@ -19,8 +19,8 @@ OPTIMIZERS = {
 }
 
 
-def install(emulation: Emulation) -> None:
-    patches, steps = emulation.device.patches, emulation.steps
+def install(integration: Integration) -> None:
+    patches, steps = integration.patches, integration.steps
 
     def engine(module: ModuleType) -> None:
         step = module.DeepSpeedEngine._take_model_step
@@ -28,25 +28,25 @@ def install(emulation: Emulation) -> None:
         @functools.wraps(step)
         def _take_model_step(self: Any, *args: Any, **kwargs: Any) -> None:
             with steps.one_step_of(self):
-                labels.gradients(emulation.device.native, self)
+                labels.gradients(integration, self)
                 step(self, *args, **kwargs)
-                labels.state(emulation.device.native, self)  # the optimizers inside were taken for the program's own
+                labels.state(integration, self)  # the optimizers inside were taken for the program's own
 
         patches.set(module.DeepSpeedEngine, "_take_model_step", _take_model_step)
 
     def optimizer(name: str, module: ModuleType) -> None:
         kind = getattr(module, name)
-        patches.set(kind, "initialize_optimizer_states", _aside(kind.initialize_optimizer_states, emulation))
+        patches.set(kind, "initialize_optimizer_states", _aside(kind.initialize_optimizer_states, integration))
 
     patches.when_imported("deepspeed.runtime.engine", engine)
     for module, name in OPTIMIZERS.items():
         patches.when_imported(module, functools.partial(optimizer, name))
 
 
-def _aside(original: Callable[..., Any], emulation: Emulation) -> Callable[..., Any]:
+def _aside(original: Callable[..., Any], integration: Integration) -> Callable[..., Any]:
     @functools.wraps(original)
     def initialize_optimizer_states(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with emulation.steps.aside():
+        with integration.steps.aside():
             return original(self, *args, **kwargs)
 
     return initialize_optimizer_states

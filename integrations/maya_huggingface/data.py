@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from maya_core.recording.batches import DataRecord, length_of, size_of
-from maya_core.session.emulation import Emulation
+from maya_core.integration import BatchRecord, Integration, length_of
+from maya_core.integration import batch_size as plain_batch_size
 
 Size = tuple[int, int]  # samples, tokens
 
 
-def install(emulation: Emulation) -> None:
-    patches, record = emulation.device.patches, emulation.data
-    size = functools.partial(batch_size, emulation.device.native)
+def install(integration: Integration) -> None:
+    patches, record = integration.patches, integration.batches
+    size = functools.partial(batch_size, integration)
 
     def accelerate_loaders(loaders: ModuleType) -> None:
         for loader in (loaders.DataLoaderShard, loaders.DataLoaderDispatcher):
@@ -31,7 +31,7 @@ def install(emulation: Emulation) -> None:
     patches.when_imported("transformers.trainer", trainer)
 
 
-def _noting_iter(original: Callable[..., Any], record: DataRecord, size: Callable[..., Size]) -> Callable[..., Any]:
+def _noting_iter(original: Callable[..., Any], record: BatchRecord, size: Callable[..., Size]) -> Callable[..., Any]:
     @functools.wraps(original)
     def __iter__(self: Any) -> Iterator[Any]:
         batches = original(self)
@@ -49,7 +49,7 @@ def _noting_iter(original: Callable[..., Any], record: DataRecord, size: Callabl
 _END = object()
 
 
-def _noting_step(original: Callable[..., Any], record: DataRecord, size: Callable[..., Size]) -> Callable[..., Any]:
+def _noting_step(original: Callable[..., Any], record: BatchRecord, size: Callable[..., Size]) -> Callable[..., Any]:
     """Trainer takes the batches of a whole step, gradient accumulation included, before it trains on the first."""
 
     @functools.wraps(original)
@@ -83,22 +83,22 @@ def _drawn(loader: Any) -> int | None:
     return found // sampler.num_processes if getattr(sampler, "split_batches", False) else found
 
 
-def batch_size(native: ModuleType, batch: Any, drawn: int | None = None) -> Size:
+def batch_size(integration: Integration, batch: Any, drawn: int | None = None) -> Size:
     """Tokens are what the GPU works on, padding included. Of sequences laid end to end each is a sample; rows that a collator
     makes of one example (TRL's of preferences: the chosen text, the rejected one) are one together."""
     ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
     if not isinstance(ids, torch.Tensor) or ids.dim() < 2:
         try:
-            return size_of(batch)
+            return plain_batch_size(batch)
         except Exception:  # a batch of the user's own kind: nothing of theirs may fail for our counting
             return 0, 0
     rows = int(ids.shape[0])
     if rows == 1:
-        return _sequences(native, batch), ids.numel()
+        return _sequences(integration, batch), ids.numel()
     return drawn if drawn and rows % drawn == 0 else rows, ids.numel()
 
 
-def _sequences(native: ModuleType, batch: Mapping[str, Any]) -> int:
+def _sequences(integration: Integration, batch: Mapping[str, Any]) -> int:
     """In a batch of one row: the sequences that a flattening collator or packing has put into it."""
     ends = batch.get("cu_seq_lens_q")
     if isinstance(ends, torch.Tensor):
@@ -106,6 +106,6 @@ def _sequences(native: ModuleType, batch: Mapping[str, Any]) -> int:
     positions = batch.get("position_ids")
     if not isinstance(positions, torch.Tensor):
         return 1
-    known = native.host_value(positions) if positions.is_cuda else positions
+    known = integration.host_value(positions) if positions.is_cuda else positions
     # Padding at the end has position 0 too, so a sequence is told by its second token.
     return 1 if known is None else max(1, int((known == 1).sum()))

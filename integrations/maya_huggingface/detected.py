@@ -7,7 +7,7 @@ import functools
 import os
 import sys
 
-from maya_core.session.emulation import Emulation
+from maya_core.integration import Integration
 
 # Modules whose functions cache what devices and packages there are.
 CACHES = ("transformers.utils.import_utils", "accelerate.utils.imports", "accelerate.utils.environment")
@@ -16,8 +16,8 @@ VARIABLES = ("ACCELERATE_", "FSDP_")  # by which an Accelerator tells others of 
 GLOBALS = {"deepspeed.comm.comm": "cdb", "transformers.integrations.deepspeed": "_hf_deepspeed_config_weak_ref"}
 
 
-def set_aside(emulation: Emulation) -> None:
-    patches = emulation.device.patches
+def set_aside(integration: Integration) -> None:
+    patches = integration.patches
     patches.on_undo(_forget)  # last, for undoing goes backwards
     states = sys.modules["accelerate.state"]
     for name in STATES:

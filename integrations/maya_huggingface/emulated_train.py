@@ -13,10 +13,9 @@ from transformers.trainer_callback import CallbackHandler
 from transformers.trainer_utils import PredictionOutput, TrainOutput
 
 from maya_core.errors import MayaError
+from maya_core.integration import Integration, ModelState
 from maya_core.messages import say
-from maya_core.recording.model_state import ModelState
 from maya_core.report.prediction import Prediction
-from maya_core.session.emulation import Emulation
 from maya_core.session.plugin import PluginSession
 from maya_huggingface.skipped import NoMetrics
 
@@ -27,8 +26,8 @@ LEFT_OUT: dict[str, Any] = {
 }
 
 
-def install(emulation: Emulation, session: PluginSession) -> None:
-    patches, trainer = emulation.device.patches, trainer_module.Trainer
+def install(integration: Integration, session: PluginSession) -> None:
+    patches, trainer = integration.patches, trainer_module.Trainer
     before: dict[str, Any] = {}  # what the Trainer was given, as it was
     patches.set(trainer, "__init__", _on_emulated_gpus(trainer.__init__, before))
     patches.set(trainer, "train", _ending(trainer.train, session, before))
@@ -136,7 +135,7 @@ def _has_no_weights(trainer: Any) -> None:
 
 def _skipped(name: str, answer: Any) -> Callable[..., Any]:
     def skip(*args: Any, **kwargs: Any) -> Any:
-        say(f"trainer.{name} is left out: the emulated training has no weights to use")
+        say(f"trainer.{name} is skipped: the emulated training has no weights to use")
         return answer
 
     return skip

@@ -15,9 +15,8 @@ from typing import Any
 
 import torch
 
+from maya_core.integration import Integration
 from maya_core.ops.attention_choice import FLASH, only
-from maya_core.session.emulation import Emulation
-from maya_huggingface.skipped import Saying
 
 aten = torch.ops.aten
 UTILITIES = "transformers.modeling_flash_attention_utils"
@@ -34,9 +33,9 @@ LOADED = (  # by transformers, for whatever flash attention came first
 )
 
 
-def install(emulation: Emulation) -> None:
-    patches = emulation.device.patches
-    patches.when_imported(UTILITIES, functools.partial(_stand_in, emulation))
+def install(integration: Integration) -> None:
+    patches = integration.patches
+    patches.when_imported(UTILITIES, functools.partial(_stand_in, integration))
 
     def models(module: ModuleType) -> None:
         kind = module.PreTrainedModel
@@ -52,9 +51,8 @@ def install(emulation: Emulation) -> None:
     patches.when_imported("transformers.modeling_utils", models)
 
 
-def _stand_in(emulation: Emulation, utilities: ModuleType) -> None:
-    patches, native, original = emulation.device.patches, emulation.device.native, utilities._lazy_imports
-    say = Saying()
+def _stand_in(integration: Integration, utilities: ModuleType) -> None:
+    patches, original = integration.patches, utilities._lazy_imports
     for name in LOADED:
         patches.set(utilities, name, None)
     for version in VERSIONS:
@@ -64,8 +62,10 @@ def _stand_in(emulation: Emulation, utilities: ModuleType) -> None:
     def lazy_imports(implementation: str | None, *args: Any, **kwargs: Any) -> Any:
         if implementation not in [f"flash_attention_{version}" for version in VERSIONS]:
             return original(implementation, *args, **kwargs)
-        say(f"{implementation} is PyTorch's own flash attention: the same kernels, none of the package")
-        varlen = functools.wraps(flash_attn_varlen_func)(functools.partial(flash_attn_varlen_func, native.host_value))
+        integration.skip(f"{implementation} is PyTorch's own flash attention: the same kernels, none of the package")
+        varlen = functools.wraps(flash_attn_varlen_func)(
+            functools.partial(flash_attn_varlen_func, integration.host_value)
+        )
         return flash_attn_func, varlen, None, utilities._pad_input, utilities._unpad_input
 
     patches.set(utilities, "_lazy_imports", lazy_imports)

@@ -4,11 +4,11 @@ accelerate 1.15, peft 0.21 and trl 1.16."""
 
 from __future__ import annotations
 
-from maya_core.session.emulation import Emulation
+from maya_core.integration import Integration
 from maya_huggingface import data, flash_attention, launch, packages, periods, report_to, skipped, triton_kernels, world
 
 
-def install(emulation: Emulation) -> None:
+def install(integration: Integration) -> None:
     for part in (launch, world, data, skipped, periods, flash_attention, triton_kernels, packages):
-        part.install(emulation)
-    report_to.register(emulation.device.patches)
+        part.install(integration)
+    report_to.register(integration.patches)

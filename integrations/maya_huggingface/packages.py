@@ -8,8 +8,8 @@ from types import ModuleType
 from typing import Any
 
 from maya_core.errors import MayaError
+from maya_core.integration import Integration
 from maya_core.session import gpu_only
-from maya_core.session.emulation import Emulation
 
 # what is asked for: what to do without it
 INSTEAD = {
@@ -27,8 +27,8 @@ OPTIMIZERS = {
 }
 
 
-def install(emulation: Emulation) -> None:
-    patches = emulation.device.patches
+def install(integration: Integration) -> None:
+    patches = integration.patches
 
     def trainer(module: ModuleType) -> None:
         original = module.Trainer.get_optimizer_cls_and_kwargs

@@ -7,7 +7,7 @@ import functools
 from types import ModuleType
 from typing import Any
 
-from maya_core.device.patches import Patches
+from maya_core.patches import Patches
 
 NAME = "maya"
 

@@ -10,12 +10,8 @@ from types import ModuleType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from maya_core.messages import say as say_line
-from maya_core.recording.steps import StopProgram
-from maya_core.session.emulation import Emulation
-from maya_core.session.process import emulation_here
+from maya_core.integration import Integration, StopProgram
 
 # Who writes to a folder of the user's. Before training begins they do: scripts make their own tokenizers and models so.
 SAVERS = {
@@ -40,32 +36,19 @@ class NoMetrics(dict[str, float]):
         return float("nan")
 
 
-class Saying:
-    """One line for each thing left out, from rank 0."""
-
-    def __init__(self) -> None:
-        self._said: set[str] = set()
-
-    def __call__(self, what: str) -> None:
-        silent = dist.is_available() and dist.is_initialized() and dist.get_rank() != 0
-        if what not in self._said and not silent:
-            say_line(f"under emulation {what}")
-        self._said.add(what)
-
-
-def install(emulation: Emulation) -> None:
-    patches, say = emulation.device.patches, Saying()
-    patches.when_imported("transformers.trainer", functools.partial(_trainer, emulation, say))
-    patches.when_imported("transformers.training_args", functools.partial(_arguments, emulation))
-    patches.when_imported("transformers.trainer_callback", functools.partial(_callbacks, emulation, say))
-    patches.when_imported("accelerate.accelerator", functools.partial(_accelerator, emulation, say))
-    patches.when_imported("huggingface_hub.hf_api", functools.partial(_hub, emulation, say))
+def install(integration: Integration) -> None:
+    patches = integration.patches
+    patches.when_imported("transformers.trainer", functools.partial(_trainer, integration))
+    patches.when_imported("transformers.training_args", functools.partial(_arguments, integration))
+    patches.when_imported("transformers.trainer_callback", functools.partial(_callbacks, integration))
+    patches.when_imported("accelerate.accelerator", functools.partial(_accelerator, integration))
+    patches.when_imported("huggingface_hub.hf_api", functools.partial(_hub, integration))
     for module, name in SAVERS.items():
-        patches.when_imported(module, functools.partial(_saver, emulation, say, name))
+        patches.when_imported(module, functools.partial(_saver, integration, name))
 
 
-def _trainer(emulation: Emulation, say: Saying, module: ModuleType) -> None:
-    patches, trainer = emulation.device.patches, module.Trainer
+def _trainer(integration: Integration, module: ModuleType) -> None:
+    patches, trainer = integration.patches, module.Trainer
     log_save_evaluate, evaluation_loop, predict = (
         trainer._maybe_log_save_evaluate,
         trainer.evaluation_loop,
@@ -75,9 +58,9 @@ def _trainer(emulation: Emulation, say: Saying, module: ModuleType) -> None:
     @functools.wraps(log_save_evaluate)
     def only_log(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.control.should_evaluate:
-            say("evaluation is left out")
+            integration.skip("evaluation is skipped")
         if self.control.should_save:
-            say("checkpoints are not written")
+            integration.skip("checkpoints are not written")
         self.control.should_evaluate = self.control.should_save = False
         return log_save_evaluate(self, *args, **kwargs)
 
@@ -85,7 +68,7 @@ def _trainer(emulation: Emulation, say: Saying, module: ModuleType) -> None:
     def no_evaluation(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.train_dataset is None:  # there is nothing else to emulate
             return evaluation_loop(self, *args, **kwargs)
-        say("evaluation is left out")
+        integration.skip("evaluation is skipped")
         return module.EvalLoopOutput(predictions=None, label_ids=None, metrics=NoMetrics(), num_samples=0)
 
     @functools.wraps(predict)
@@ -93,19 +76,19 @@ def _trainer(emulation: Emulation, say: Saying, module: ModuleType) -> None:
         """What a program does with predictions needs them, and may write them where real ones are."""
         if self.train_dataset is None:
             return predict(self, *args, **kwargs)
-        if emulation_here() is None:  # the process is the user's, and lives on
-            say("there are no predictions")
+        if not integration.owns_process:  # the process is the user's, and continues afterwards
+            integration.skip("there are no predictions")
             return module.PredictionOutput(predictions=None, label_ids=None, metrics=NoMetrics())
-        say("there are no predictions: the program ends here")
+        integration.skip("there are no predictions: the program ends here")
         raise StopProgram(0)
 
     patches.set(trainer, "_maybe_log_save_evaluate", only_log)
     patches.set(trainer, "evaluation_loop", no_evaluation)
     patches.set(trainer, "predict", no_predictions)
     for name in ("_save_checkpoint", "save_model", "save_state", "save_metrics", "create_model_card"):
-        patches.set(trainer, name, _nothing(say, "Trainer writes nothing"))
+        patches.set(trainer, name, _nothing(integration, "Trainer writes nothing"))
     for name in ("init_hf_repo", "push_to_hub", "_push_from_checkpoint"):
-        patches.set(trainer, name, _nothing(say, "nothing is uploaded"))
+        patches.set(trainer, name, _nothing(integration, "nothing is uploaded"))
     patches.set(module, "speed_metrics", lambda *args, **kwargs: {})
     patches.set(module, "get_reporting_integration_callbacks", _only_maya)
 
@@ -117,12 +100,12 @@ def _only_maya(report_to: Any) -> list[Any]:
     return [INTEGRATION_TO_CALLBACK[name] for name in asked if name == "maya"]
 
 
-def _arguments(emulation: Emulation, module: ModuleType) -> None:
+def _arguments(integration: Integration, module: ModuleType) -> None:
     """So the folder for results is not even made."""
-    emulation.device.patches.set(module.TrainingArguments, "should_save", property(lambda self: False))
+    integration.patches.set(module.TrainingArguments, "should_save", property(lambda self: False))
 
 
-def _callbacks(emulation: Emulation, say: Saying, module: ModuleType) -> None:
+def _callbacks(integration: Integration, module: ModuleType) -> None:
     add = module.CallbackHandler.add_callback
 
     @functools.wraps(add)
@@ -131,58 +114,58 @@ def _callbacks(emulation: Emulation, say: Saying, module: ModuleType) -> None:
         if any(parent.__name__ in PROGRESS and parent.__module__.startswith("transformers") for parent in kind.__mro__):
             return
         if any(parent.__module__ == LOGGERS for parent in kind.__mro__):
-            say(f"{kind.__name__} reports nothing")
+            integration.skip(f"{kind.__name__} reports nothing")
             return
         add(self, callback)
 
-    emulation.device.patches.set(module.CallbackHandler, "add_callback", add_callback)
+    integration.patches.set(module.CallbackHandler, "add_callback", add_callback)
 
 
-def _accelerator(emulation: Emulation, say: Saying, module: ModuleType) -> None:
-    patches, accelerator = emulation.device.patches, module.Accelerator
+def _accelerator(integration: Integration, module: ModuleType) -> None:
+    patches, accelerator = integration.patches, module.Accelerator
 
     def save_state(self: Any, output_dir: str | None = None, *args: Any, **kwargs: Any) -> str | None:
-        say("accelerate writes no checkpoints")
+        integration.skip("accelerate writes no checkpoints")
         return output_dir
 
     def init_trackers(self: Any, *args: Any, **kwargs: Any) -> None:
         if self.log_with:
-            say("trackers report nothing")
+            integration.skip("trackers report nothing")
         self.trackers = []
 
     patches.set(accelerator, "save_state", save_state)
-    patches.set(accelerator, "save_model", _nothing(say, "accelerate writes no checkpoints"))
+    patches.set(accelerator, "save_model", _nothing(integration, "accelerate writes no checkpoints"))
     patches.set(accelerator, "init_trackers", init_trackers)
 
 
-def _hub(emulation: Emulation, say: Saying, module: ModuleType) -> None:
+def _hub(integration: Integration, module: ModuleType) -> None:
     def create_repo(self: Any, repo_id: str, *args: Any, **kwargs: Any) -> Any:
-        say("nothing is uploaded")
+        integration.skip("nothing is uploaded")
         return module.RepoUrl(f"{self.endpoint}/{repo_id if '/' in repo_id else 'emulated/' + repo_id}")
 
-    instead = {"create_repo": create_repo, **dict.fromkeys(HUB, _nothing(say, "nothing is uploaded"))}
+    instead = {"create_repo": create_repo, **dict.fromkeys(HUB, _nothing(integration, "nothing is uploaded"))}
     for name, function in instead.items():
-        emulation.device.patches.set(module.HfApi, name, function)
-        emulation.device.patches.set(module, name, functools.partial(function, module.api))
+        integration.patches.set(module.HfApi, name, function)
+        integration.patches.set(module, name, functools.partial(function, module.api))
 
 
-def _saver(emulation: Emulation, say: Saying, name: str, module: ModuleType) -> None:
+def _saver(integration: Integration, name: str, module: ModuleType) -> None:
     saver = getattr(module, name)
     original = saver.save_pretrained
 
     @functools.wraps(original)
     def save_pretrained(self: Any, *args: Any, **kwargs: Any) -> Any:
         moved = isinstance(self, torch.nn.Module) and any(one.is_cuda for one in self.parameters())
-        if not emulation.steps.begun and not moved:
+        if not integration.steps.begun and not moved:
             return original(self, *args, **kwargs)
-        say("save_pretrained writes nothing")
+        integration.skip("save_pretrained writes nothing")
         return None
 
-    emulation.device.patches.set(saver, "save_pretrained", save_pretrained)
+    integration.patches.set(saver, "save_pretrained", save_pretrained)
 
 
-def _nothing(say: Saying, what: str) -> Callable[..., None]:
-    def left_out(self: Any, *args: Any, **kwargs: Any) -> None:
-        say(what)
+def _nothing(integration: Integration, what: str) -> Callable[..., None]:
+    def skip(self: Any, *args: Any, **kwargs: Any) -> None:
+        integration.skip(what)
 
-    return left_out
+    return skip

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from maya_core.session.emulation import Emulation
-from maya_huggingface.skipped import Saying
+from maya_core.integration import Integration
 
 
 class Launched:
@@ -42,13 +41,12 @@ STAND_INS: dict[str, dict[str, Callable[..., None]]] = {
 }
 
 
-def install(emulation: Emulation) -> None:
-    patches = emulation.device.patches
+def install(integration: Integration) -> None:
+    patches = integration.patches
 
     def stand_in(kernels: dict[str, Callable[..., None]], module: ModuleType) -> None:
-        say = Saying()
         for name, function in kernels.items():
-            patches.set(module, name, Launched(function, functools.partial(say, _taken_as(module))))
+            patches.set(module, name, Launched(function, functools.partial(integration.skip, _taken_as(module))))
 
     for name, kernels in STAND_INS.items():
         patches.when_imported(name, functools.partial(stand_in, kernels))

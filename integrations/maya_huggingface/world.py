@@ -10,20 +10,19 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from maya_core.launch.world import World
+from maya_core.integration import Integration, World
 from maya_core.messages import say
-from maya_core.session.emulation import Emulation
 
 
-def install(emulation: Emulation) -> None:
-    patches = emulation.device.patches
-    patches.when_imported("accelerate.state", functools.partial(_joined, emulation))
+def install(integration: Integration) -> None:
+    patches = integration.patches
+    patches.when_imported("accelerate.state", functools.partial(_joined, integration))
     for module in ("accelerate.launchers", "accelerate"):  # the second has the name by then, if it was imported before
         if module != "accelerate" or "accelerate.launchers" in sys.modules:
-            patches.when_imported(module, functools.partial(_from_a_notebook, emulation))
+            patches.when_imported(module, functools.partial(_from_a_notebook, integration))
 
 
-def _from_a_notebook(emulation: Emulation, module: ModuleType) -> None:
+def _from_a_notebook(integration: Integration, module: ModuleType) -> None:
     """notebook_launcher forks a process for each GPU: here the notebook's own becomes rank 0."""
 
     @functools.wraps(module.notebook_launcher)
@@ -36,25 +35,25 @@ def _from_a_notebook(emulation: Emulation, module: ModuleType) -> None:
         **__: Any,
     ) -> None:
         if "LOCAL_RANK" not in os.environ:
-            emulation.become_world(World(num_nodes, num_processes or emulation.device.gpus))
+            integration.become_world(World(num_nodes, num_processes or integration.gpus))
         function(*args)
 
-    emulation.device.patches.set(module, "notebook_launcher", notebook_launcher)
+    integration.patches.set(module, "notebook_launcher", notebook_launcher)
 
 
-def _joined(emulation: Emulation, state: ModuleType) -> None:
+def _joined(integration: Integration, state: ModuleType) -> None:
     """Trainer's arguments and every Accelerator ask PartialState first."""
     original = state.PartialState.__init__
 
     @functools.wraps(original)
     def __init__(self: Any, cpu: bool = False, **kwargs: Any) -> None:
-        if not cpu and not self._shared_state and "LOCAL_RANK" not in os.environ and emulation.device.gpus > 1:
-            world = World(emulation.settings.nodes or 1, emulation.device.gpus)
+        if not cpu and not self._shared_state and "LOCAL_RANK" not in os.environ and integration.gpus > 1:
+            world = World(integration.request.nodes or 1, integration.gpus)
             say(
                 f"{world.size:,} GPUs and one process: emulated as {world.size:,} ranks of DistributedDataParallel, as torchrun "
                 "would start them, and not as nn.DataParallel"
             )
-            emulation.become_world(world)
+            integration.become_world(world)
         original(self, cpu, **kwargs)
 
-    emulation.device.patches.set(state.PartialState, "__init__", __init__)
+    integration.patches.set(state.PartialState, "__init__", __init__)

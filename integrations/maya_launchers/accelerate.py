@@ -12,7 +12,7 @@ from pathlib import PurePath
 from types import ModuleType
 from typing import Any
 
-from maya_core.device.patches import Patches
+from maya_core.patches import Patches
 from maya_launchers import flags
 
 PROGRAMS = ("accelerate", "accelerate-launch")
@@ -24,6 +24,12 @@ def is_launcher(command: list[str]) -> bool:
     return any(PurePath(word).name in PROGRAMS for word in words) or any(
         flag == "-m" and name in MODULES for flag, name in itertools.pairwise(words)
     )
+
+
+def requested_world(command: list[str]) -> tuple[int | None, int | None]:
+    """The machines, and the processes on each, that a command of `accelerate launch` asks for."""
+    machines, processes = flags.number_after(command, "--num_machines"), flags.number_after(command, "--num_processes")
+    return machines, processes // (machines or 1) if processes else None
 
 
 def add_flags(patches: Patches, launch: ModuleType) -> None:

@@ -10,7 +10,7 @@ from pathlib import PurePath
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from maya_core.device.patches import Patches
+from maya_core.patches import Patches
 from maya_launchers import flags
 
 PROGRAMS = ("deepspeed", "deepspeed.pt")  # the same script, under two names
@@ -19,6 +19,11 @@ PROGRAMS = ("deepspeed", "deepspeed.pt")  # the same script, under two names
 def is_launcher(command: list[str]) -> bool:
     script = next((word for word in command[1:4] if not word.startswith("-")), "")
     return PurePath(script).name in PROGRAMS
+
+
+def requested_world(command: list[str]) -> tuple[int | None, int | None]:
+    """The nodes, and the GPUs of each, that a `deepspeed` command asks for."""
+    return flags.number_after(command, "--num_nodes"), flags.number_after(command, "--num_gpus")
 
 
 class Parser(argparse.ArgumentParser):
@@ -31,7 +36,7 @@ class Parser(argparse.ArgumentParser):
             flags.run_under_maya(found, len(found.user_args))
         if (alone := flags.alone(found)) is not None:
             self.error(f"{alone} without --emulate")
-        for name in ("emulate", *flags.OPTIONS, *flags.SWITCHES):  # the rest is DeepSpeed's, as it knows it
+        for name in ("emulate", *flags.names()):  # the rest is DeepSpeed's own
             delattr(found, name)
         return found
 

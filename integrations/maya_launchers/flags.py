@@ -1,42 +1,58 @@
-"""The flags themselves, the same on every launcher, and what `--emulate` does: the command as it was typed, under `maya run`."""
+"""The flags themselves, the same for every launcher, and what `--emulate` does: it runs the command as it was typed under `maya run`.
+
+Every option of `maya run` has a flag: `--emulate-gpu` for `--gpu`, `--emulate-steps` for `--steps`, and so on.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from argparse import ArgumentParser, Namespace
 from typing import NoReturn
 
-OPTIONS = {"emulate_gpu": "--gpu", "emulate_steps": "--steps", "emulate_out": "--out"}  # as `maya run` has them
-SWITCHES = {"emulate_mlflow": "--mlflow"}  # the same, without a value
+PREFIX = "emulate_"
+
+
+@functools.cache
+def _options() -> dict[str, tuple[str, str | None]]:
+    """The options of `maya run`, by their flag's name here: help, and the name of the value, None for a switch."""
+    from maya_core.request import Request, is_switch, options_of, tracker_options_shown
+
+    every = [*options_of(Request), *tracker_options_shown()]
+    return {
+        f"{PREFIX}{name}": (shown.help, None if is_switch(field) else shown.metavar or name.upper())
+        for name, field, shown in every
+    }
+
+
+def names() -> list[str]:
+    return list(_options())
 
 
 def add_to(parser: ArgumentParser) -> None:
-    group = parser.add_argument_group("Maya Arguments", "Emulate the launch on GPUs that are not there.")
-    # One without a value: with an optional one it would take the training script for it.
+    group = parser.add_argument_group("Maya Arguments", "Emulate the launch on GPUs that do not exist.")
+    # A flag without a value: with an optional one, it would take the training script for its value.
     group.add_argument(
         "--emulate", action="store_true", help="Predict step time, memory and cost on emulated GPUs (`maya run`)."
     )
-    told = {
-        "gpu": ("GPU", "Which GPU; `maya gpus` lists them. Default h100."),
-        "steps": ("N", "Optimizer steps to emulate, or 'all'. Default 3."),
-        "out": ("DIR", "Folder for the prediction. Default maya-out."),
-    }
-    for name, (value, what) in told.items():
-        group.add_argument(f"--emulate-{name}", f"--emulate_{name}", metavar=value, help=what)
-    group.add_argument(
-        "--emulate-mlflow",
-        "--emulate_mlflow",
-        action="store_true",
-        default=None,
-        help="Log the prediction to MLflow as a run, by MLflow's own configuration.",
-    )
+    for name, (help, value) in _options().items():
+        flags = (f"--{name.replace('_', '-')}", f"--{name}") if "_" in name else (f"--{name}",)
+        text = help.replace("%", "%%")
+        if value is None:
+            group.add_argument(*flags, action="store_true", default=None, help=text)
+        else:
+            group.add_argument(*flags, metavar=value, help=text)
 
 
 def run_under_maya(args: Namespace, script_arguments: int) -> NoReturn:
-    """This process becomes `maya run` of its own command. The last so many words are the training script's."""
-    options = [word for name, flag in OPTIONS.items() if getattr(args, name) for word in (flag, getattr(args, name))]
-    options += [flag for name, flag in SWITCHES.items() if getattr(args, name)]
+    """Turns this process into `maya run` of its own command, of which the last words are the training script's."""
+    options = []
+    for name, (_, value) in _options().items():
+        given = getattr(args, name)
+        if given:
+            flag = f"--{name.removeprefix(PREFIX).replace('_', '-')}"
+            options += [flag] if value is None else [flag, given]
     command = without_flags(sys.orig_argv, script_arguments)
     maya = [sys.executable, "-c", "from maya_core.cli import entry; entry()"]
     sys.stdout.flush()
@@ -48,21 +64,32 @@ def without_flags(command: list[str], script_arguments: int) -> list[str]:
     head = command[: len(command) - script_arguments]
     kept, value_follows = [], False
     for word in head:
-        name, equals, _ = word.partition("=")
-        ours = name.startswith("--") and name[2:].replace("-", "_") in ("emulate", *SWITCHES, *OPTIONS)
+        flag, equals, _ = word.partition("=")
+        name = flag[2:].replace("-", "_") if flag.startswith("--") else ""
+        ours = name == "emulate" or name in _options()
         if not ours and not value_follows:
             kept.append(word)
-        value_follows = ours and not equals and name[2:].replace("-", "_") in OPTIONS
+        value_follows = ours and not equals and name != "emulate" and _options()[name][1] is not None
     return kept + command[len(head) :]
 
 
 def alone(args: Namespace) -> str | None:
-    """A flag that says how to emulate, where that is not asked for, as it is typed; None if there is none."""
-    given = (name for name in (*OPTIONS, *SWITCHES) if not args.emulate and getattr(args, name) is not None)
+    """A flag of an emulation that is not asked for, as it is typed; None if there is none."""
+    given = (name for name in names() if not args.emulate and getattr(args, name) is not None)
     return next((f"--{name.replace('_', '-')}" for name in given), None)
 
 
 def emulated() -> bool:
-    """This process runs under `maya run` already."""
+    """Whether this process runs under `maya run` already."""
     process = sys.modules.get("maya_core.session.process")
     return process is not None and process.emulation_here() is not None
+
+
+def number_after(command: list[str], flag: str) -> int | None:
+    """The number that a command gives for a flag, as `--flag 8` or `--flag=8`."""
+    for place, word in enumerate(command):
+        name, equals, value = word.partition("=")
+        if name == flag:
+            text = value if equals else "".join(command[place + 1 : place + 2])
+            return int(text) if text.isdigit() else None
+    return None

@@ -29,15 +29,15 @@ class EmulationCallback:
         from maya_lightning.plugin import MayaEmulator
 
         emulator = trainer._accelerator_connector.cluster_environment
-        if isinstance(emulator, MayaEmulator) and emulator.session.emulation is None:
+        if isinstance(emulator, MayaEmulator) and emulator.session.integration is None:
             raise MayaError(
                 "this MayaEmulator's emulation was over before the Trainer was made.",
                 "Make a new one for every Trainer: Trainer(plugins=[MayaEmulator(...)]).",
             )
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        from maya_core.device.emulated import EmulatedDevice
+        from maya_core.integration import emulating
 
-        if EmulatedDevice.current is not None and trainer.strategy.root_device.type == "cuda":
+        if emulating() and trainer.strategy.root_device.type == "cuda":
             for scheduler in trainer.lr_scheduler_configs:
                 scheduler.strict = False  # ReduceLROnPlateau of a validation loss

@@ -11,18 +11,17 @@ from types import ModuleType
 from typing import Any
 
 from maya_core.errors import MayaError
-from maya_core.launch.world import World
+from maya_core.integration import Integration, World
 from maya_core.messages import say
-from maya_core.session.emulation import Emulation
 from maya_lightning.plugin import MayaEmulator
 
 OTHER_STARTS = ("_spawn", "_fork", "_notebook")  # ways to start processes: here the emulation starts them
 
 
-def install(emulation: Emulation, name: str, module: ModuleType) -> None:
+def install(integration: Integration, name: str, module: ModuleType) -> None:
     connector = getattr(module, name)
     original = connector.__init__
-    patches = emulation.device.patches
+    patches = integration.patches
 
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -35,7 +34,7 @@ def install(emulation: Emulation, name: str, module: ModuleType) -> None:
                 return original(self, *args, **kwargs)  # a CPU training beside the emulated one
             if emulator is not None:
                 _check(arguments)
-            _take_place(emulation, emulator, arguments)
+            _take_place(integration, emulator, arguments)
             original(*given.args, **given.kwargs)
         except BaseException:
             if emulator is not None:
@@ -47,17 +46,17 @@ def install(emulation: Emulation, name: str, module: ModuleType) -> None:
     patches.set(module, "_IS_INTERACTIVE", False)
 
 
-def install_command(emulation: Emulation, module: ModuleType) -> None:
+def install_command(integration: Integration, module: ModuleType) -> None:
     """`fabric run`, which counts GPUs and leaves the rest to torchrun."""
     original = module._get_num_processes
 
     @functools.wraps(original)
     def get_num_processes(accelerator: str, devices: str) -> int:
-        if _wants_gpu(accelerator or "auto") and emulation.settings.gpus is None:
-            emulation.grow(_gpus(devices, emulation.device.gpus)[0])
+        if _wants_gpu(accelerator or "auto") and integration.given_gpus is None:
+            integration.grow(_gpus(devices, integration.gpus)[0])
         return int(original(accelerator, devices))
 
-    emulation.device.patches.set(module, "_get_num_processes", get_num_processes)
+    integration.patches.set(module, "_get_num_processes", get_num_processes)
 
 
 def _emulator_in(plugins: Any) -> MayaEmulator | None:
@@ -89,37 +88,37 @@ def _check(arguments: dict[str, Any]) -> None:
         )
 
 
-def _take_place(emulation: Emulation, emulator: MayaEmulator | None, arguments: dict[str, Any]) -> None:
+def _take_place(integration: Integration, emulator: MayaEmulator | None, arguments: dict[str, Any]) -> None:
     """Settles the world, and this process's place in it. What `maya run` was told comes first, then the plugin, then the Trainer."""
-    settings = emulation.settings
     arguments["strategy"] = _started_by_us(arguments["strategy"])
-    needed, ranks = _gpus(arguments["devices"], emulation.device.gpus)
-    if emulator is not None and emulator.asked.gpus_per_node:
-        by_command = None if emulator.session.on else settings.gpus
-        needed = ranks = by_command or emulator.asked.gpus_per_node
-    nodes = settings.nodes or (emulator.asked.nodes if emulator is not None else None) or arguments["num_nodes"]
+    needed, ranks = _gpus(arguments["devices"], integration.gpus)
+    if emulator is not None and emulator.request.gpus_per_node:
+        by_command = None if emulator.session.on else integration.given_gpus
+        needed = ranks = by_command or emulator.request.gpus_per_node
+    by_command_nodes = None if emulator is not None and emulator.session.on else integration.request.nodes
+    nodes = by_command_nodes or (emulator.request.nodes if emulator is not None else None) or arguments["num_nodes"]
     world = World(nodes, ranks)
     if emulator is not None:
         emulator.world = world
-        _say(emulation, emulator, arguments)
-        if emulator.asked.gpus_per_node:
+        _say(integration, emulator, arguments)
+        if emulator.request.gpus_per_node:
             arguments["devices"] = ranks
     arguments["num_nodes"] = nodes
     if "RANK" in os.environ:  # a launcher was here; whether it meant the same, Lightning itself checks
         return
-    if settings.gpus is None or (emulator is not None and emulator.session.on):
-        emulation.grow(needed)
-    emulation.become_world(world)
+    if integration.given_gpus is None or (emulator is not None and emulator.session.on):
+        integration.grow(needed)
+    integration.become_world(world)
 
 
-def _say(emulation: Emulation, emulator: MayaEmulator, arguments: dict[str, Any]) -> None:
-    world, asked = emulator.world, emulator.asked
-    if world is None or emulation.rank not in (None, 0):
+def _say(integration: Integration, emulator: MayaEmulator, arguments: dict[str, Any]) -> None:
+    world, request = emulator.world, emulator.request
+    if world is None or integration.rank not in (None, 0):
         return
-    cluster = f"{world.nodes} node{'s' * (world.nodes > 1)} of {world.ranks_per_node} x {emulation.device.gpu.name}"
-    default = "" if asked.gpu or asked.node or not emulator.session.on else ", the default GPU"
+    cluster = f"{world.nodes} node{'s' * (world.nodes > 1)} of {world.ranks_per_node} x {integration.gpu.name}"
+    default = "" if request.gpu or request.node or not emulator.session.on else ", the default GPU"
     by_trainer = f", as devices={arguments['devices']!r} and num_nodes={arguments['num_nodes']} ask for"
-    say(f"emulating {cluster}{default}{'' if asked.nodes or asked.gpus_per_node else by_trainer}")
+    say(f"emulating {cluster}{default}{'' if request.nodes or request.gpus_per_node else by_trainer}")
 
 
 def _gpus(devices: Any, there: int) -> tuple[int, int]:

@@ -15,20 +15,19 @@ from typing import Any
 
 from torch import nn
 
+from maya_core.integration import Integration, ModelState
 from maya_core.messages import say
-from maya_core.recording.model_state import ModelState
-from maya_core.session.emulation import Emulation
 from maya_core.session.plugin import PluginSession
 from maya_lightning.plugin import MayaEmulator
 
 NO_WEIGHTS = "the emulated training has no weights to use"
 
 
-def install(emulation: Emulation, module: ModuleType) -> None:
+def install(integration: Integration, module: ModuleType) -> None:
     """`module` has the Trainer."""
-    patches = emulation.device.patches
+    patches = integration.patches
     trainer = module.Trainer
-    patches.set(trainer, "fit", _emulated(trainer.fit, emulation))
+    patches.set(trainer, "fit", _emulated(trainer.fit, integration))
     for name in ("validate", "test", "predict"):
         patches.set(trainer, name, _skipped(name, []))
     patches.set(trainer, "save_checkpoint", _skipped("save_checkpoint", None))
@@ -39,14 +38,14 @@ def _skipped(name: str, answer: Any) -> Callable[..., Any]:
 
     def skip(*_: Any, **__: Any) -> Any:
         if not said:
-            say(f"under emulation trainer.{name} is left out: {NO_WEIGHTS}")
+            say(f"under emulation trainer.{name} is skipped: {NO_WEIGHTS}")
         said.append(name)
         return answer
 
     return skip
 
 
-def _emulated(original: Callable[..., None], emulation: Emulation) -> Callable[..., None]:
+def _emulated(original: Callable[..., None], integration: Integration) -> Callable[..., None]:
     @functools.wraps(original)
     def fit(trainer: Any, model: Any, *args: Any, **kwargs: Any) -> None:
         if trainer.strategy.root_device.type != "cuda":
@@ -84,9 +83,9 @@ def _emulate_again(trainer: Any, emulator: MayaEmulator) -> None:
 
     def fit(*args: Any, **kwargs: Any) -> None:
         emulator.session.begin()
-        emulation = emulator.session.emulation
-        assert emulation is not None and emulator.world is not None
-        emulation.become_world(emulator.world)
+        integration = emulator.session.integration
+        assert integration is not None and emulator.world is not None
+        integration.become_world(emulator.world)
         type(trainer).fit(trainer, *args, **kwargs)
 
     trainer.fit = fit

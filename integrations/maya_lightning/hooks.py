@@ -11,8 +11,8 @@ import importlib.util
 from types import ModuleType
 from typing import Any
 
-from maya_core.device.patches import Patches
-from maya_core.session.emulation import Emulation
+from maya_core.integration import Integration
+from maya_core.patches import Patches
 
 # Each distribution has its own class trees: (Trainer's package, Fabric's package).
 DISTRIBUTIONS = (("lightning.pytorch", "lightning.fabric"), ("pytorch_lightning", "lightning_fabric"))
@@ -33,67 +33,67 @@ QUIET = {
 }
 
 
-def install(emulation: Emulation) -> None:
-    patches = emulation.device.patches
+def install(integration: Integration) -> None:
+    patches = integration.patches
     for package in PACKAGES:
         if spec := importlib.util.find_spec(package):
-            emulation.device.pass_over(*(spec.submodule_search_locations or ()))
+            integration.not_the_program(*(spec.submodule_search_locations or ()))
     for trainer, fabric in DISTRIBUTIONS:
         connectors = {
             f"{trainer}.trainer.connectors.accelerator_connector": "_AcceleratorConnector",
             f"{fabric}.connector": "_Connector",
         }
         for module, name in connectors.items():
-            patches.when_imported(module, functools.partial(_connect, emulation, name))
-        patches.when_imported(f"{fabric}.cli", functools.partial(_fabric_run, emulation))
-        patches.when_imported(f"{fabric}.plugins.io.torch_io", functools.partial(_no_weights, emulation))
-        patches.when_imported(f"{fabric}.fabric", functools.partial(_fabric, emulation))
-        patches.when_imported(f"{trainer}.trainer.trainer", functools.partial(_fit, emulation))
+            patches.when_imported(module, functools.partial(_connect, integration, name))
+        patches.when_imported(f"{fabric}.cli", functools.partial(_fabric_run, integration))
+        patches.when_imported(f"{fabric}.plugins.io.torch_io", functools.partial(_no_weights, integration))
+        patches.when_imported(f"{fabric}.fabric", functools.partial(_fabric, integration))
+        patches.when_imported(f"{trainer}.trainer.trainer", functools.partial(_fit, integration))
         for module, name in QUIET.items():
             patches.when_imported(f"{trainer}.{module}", functools.partial(_hush, patches, name))
         patches.when_imported(f"{fabric}.plugins.environments.cluster_environment", _take_as_environment)
 
 
-def _connect(emulation: Emulation, name: str, module: ModuleType) -> None:
+def _connect(integration: Integration, name: str, module: ModuleType) -> None:
     from maya_lightning import connect
 
-    connect.install(emulation, name, module)
+    connect.install(integration, name, module)
 
 
-def _fit(emulation: Emulation, module: ModuleType) -> None:
+def _fit(integration: Integration, module: ModuleType) -> None:
     from maya_lightning import fit
 
-    fit.install(emulation, module)
+    fit.install(integration, module)
 
 
-def _fabric_run(emulation: Emulation, module: ModuleType) -> None:
+def _fabric_run(integration: Integration, module: ModuleType) -> None:
     from maya_lightning import connect
 
-    connect.install_command(emulation, module)
+    connect.install_command(integration, module)
 
 
-def _no_weights(emulation: Emulation, module: ModuleType) -> None:
+def _no_weights(integration: Integration, module: ModuleType) -> None:
     """Saved into memory first, and from there to the file: torch.save alone does not see it."""
     original = module._atomic_save
 
     @functools.wraps(original)
     def save(checkpoint: Any, filepath: Any) -> None:
-        if not emulation.checkpoints.holds_emulated(checkpoint):
+        if not integration.checkpoints.holds_emulated(checkpoint):
             return original(checkpoint, filepath)
-        emulation.checkpoints.skip("Lightning writes no weights", filepath)
+        integration.checkpoints.skip("Lightning writes no weights", filepath)
 
-    emulation.device.patches.set(module, "_atomic_save", save)
+    integration.patches.set(module, "_atomic_save", save)
 
 
-def _fabric(emulation: Emulation, module: ModuleType) -> None:
+def _fabric(integration: Integration, module: ModuleType) -> None:
     """Logs are not written, nor are weights that were trained; to gather them would only be in the time of a step."""
-    patches, original = emulation.device.patches, module.Fabric.save
+    patches, original = integration.patches, module.Fabric.save
 
     @functools.wraps(original)
     def save(self: Any, path: Any, state: Any, filter: Any = None) -> None:
-        if not emulation.steps.begun:  # made by the program, and perhaps read again
+        if not integration.steps.begun:  # made by the program, and perhaps read again
             return original(self, path, state, filter)
-        emulation.checkpoints.skip("fabric.save writes nothing", path, all_ranks=True)
+        integration.checkpoints.skip("fabric.save writes nothing", path, all_ranks=True)
 
     patches.set(module.Fabric, "save", save)
     for name in ("log", "log_dict"):

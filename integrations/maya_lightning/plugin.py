@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from types import ModuleType, TracebackType
+from typing import Any
 
 from maya_core.errors import MayaError
-from maya_core.launch.world import World
-from maya_core.predictor.attention_kind import DEFAULT_ATTENTION
+from maya_core.integration import World
 from maya_core.report.prediction import Prediction
-from maya_core.session.plugin import Asked, PluginSession
+from maya_core.request import Request, plugin_signature
+from maya_core.session.plugin import PluginSession
 
 
 class MayaEmulator:
@@ -22,47 +22,19 @@ class MayaEmulator:
         Trainer(strategy="fsdp", plugins=[emulator]).fit(model)
         emulator.prediction
 
-    The emulation is on from here to the end of `fit`. Without `nodes` and `gpus_per_node` the Trainer's own `num_nodes` and
-    `devices` count. A loop of one's own, with Fabric say, goes into a `with emulator:` block, or ends with the script.
+    The emulation is on from here to the end of `fit`. Without `nodes` and `gpus_per_node`, the Trainer's own `num_nodes` and `devices` are
+    used. Put a training loop of your own (with Fabric, for example) into a `with emulator:` block; without one, the emulation ends with
+    the script. The other arguments are the options of `maya run`, with underscores: `help(MayaEmulator)` lists them.
     """
 
-    def __init__(
-        self,
-        gpu: str | None = None,
-        *,
-        nodes: int | None = None,
-        gpus_per_node: int | None = None,
-        steps: int = 3,
-        node: str | None = None,
-        network: str | None = None,
-        price_per_gpu_hour: float | None = None,
-        attention: str = DEFAULT_ATTENTION,
-        samples_per_step: float | None = None,
-        tokens_per_step: float | None = None,
-        out: str | Path | None = None,
-        html: str | Path | None = None,
-        json: str | Path | None = None,
-        mlflow: bool | str = False,
-    ) -> None:
-        self.asked = Asked(
-            gpu=gpu,
-            nodes=nodes,
-            gpus_per_node=gpus_per_node,
-            steps=steps,
-            node=node,
-            network=network,
-            price_per_gpu_hour=price_per_gpu_hour,
-            attention=attention,
-            samples_per_step=samples_per_step,
-            tokens_per_step=tokens_per_step,
-            out=out,
-            html=html,
-            json=json,
-            mlflow=mlflow,
-        )
-        self.session = PluginSession("MayaEmulator", self.asked)
+    def __init__(self, gpu: str | None = None, **options: Any) -> None:
+        self.session = PluginSession("MayaEmulator", gpu=gpu, **options)
         self.world: World | None = None  # once a Trainer or a Fabric has been made with it
         self.session.begin()
+
+    @property
+    def request(self) -> Request:
+        return self.session.request
 
     @property
     def prediction(self) -> Prediction:
@@ -126,6 +98,9 @@ class MayaEmulator:
 
     def teardown(self) -> None:
         pass
+
+
+MayaEmulator.__init__.__signature__ = plugin_signature()  # type: ignore[attr-defined]
 
 
 def take_as_environment(module: ModuleType) -> None:

@@ -9,27 +9,27 @@ import itertools
 from types import ModuleType
 from typing import Any
 
-from maya_core.session.emulation import Emulation
+from maya_core.integration import Integration
 
 MOST_SAMPLES = 2**24  # of mock data, where only some steps are run: 1 GiB of index
 
 
-def install(emulation: Emulation) -> None:
-    patches, link, turns = emulation.device.patches, emulation.link, itertools.count()
+def install(integration: Integration) -> None:
+    patches, peers, turns = integration.patches, integration.peers, itertools.count()
 
     def mock(module: ModuleType) -> None:
         original = module.BlendedMegatronDatasetBuilder.__init__
 
         @functools.wraps(original)
         def init(self: Any, cls: Any, sizes: list[int | None], is_built_on_rank: Any, config: Any) -> None:
-            if config.mock and emulation.steps.limit is not None:
+            if config.mock and integration.steps.limit is not None:
                 sizes = [size and min(size, MOST_SAMPLES) for size in sizes]
             original(self, cls, sizes, is_built_on_rank, config)
 
         patches.set(module.BlendedMegatronDatasetBuilder, "__init__", init)
 
     patches.when_imported("megatron.core.datasets.blended_megatron_dataset_builder", mock)
-    if link is None:  # this rank is alone
+    if peers is None:  # this rank is emulated alone
         return
 
     def builder(module: ModuleType) -> None:
@@ -38,11 +38,11 @@ def install(emulation: Emulation) -> None:
         @functools.wraps(original)
         def build(self: Any) -> Any:
             turn = f"megatron/datasets/{next(turns)}"
-            if emulation.rank:
-                link.want(turn, 0, "indices of a dataset")
+            if integration.rank:
+                peers.want(turn, 0, "indices of a dataset")
                 return original(self)
             built = original(self)
-            link.post(turn, b"")
+            peers.post(turn, b"")
             return built
 
         patches.set(module.BlendedMegatronDatasetBuilder, "build", build)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from maya_core.session.emulation import Emulation
+from maya_core.integration import Integration
 
 PLAIN = (torch.Tensor, int, float, bool, str, torch.dtype, type(None))
 NAMESPACE = "megatron"
@@ -25,22 +25,22 @@ Made = tuple[torch.Size, tuple[int, ...], torch.dtype]  # a tensor's sizes, stri
 COPIES = {"calculate_predicted_logits": 1}
 
 
-def install(emulation: Emulation) -> None:
-    patches = emulation.device.patches
+def install(integration: Integration) -> None:
+    patches = integration.patches
     patches.when_imported(
-        "megatron.core.jit", lambda module: patches.set(module, "jit_fuser", functools.partial(fused, emulation))
+        "megatron.core.jit", lambda module: patches.set(module, "jit_fuser", functools.partial(fused, integration))
     )
     # Where Megatron was imported before the emulation began, its functions are torch.compile's already.
     for name in [name for name in sys.modules if name.startswith("megatron.core.")]:
         for attribute, value in list(vars(sys.modules[name]).items()):
             if function := getattr(value, "_torchdynamo_orig_callable", None):
-                patches.set(sys.modules[name], attribute, fused(emulation, function))
+                patches.set(sys.modules[name], attribute, fused(integration, function))
 
 
-def fused(emulation: Emulation, function: Callable[..., Any]) -> Callable[..., Any]:
+def fused(integration: Integration, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, as one kernel where its tensors are on the emulated device. It is left in Megatron's modules as it is: with
-    tensors of the host, and so after the emulation, it is the function itself."""
-    rules = emulation.device.rules
+    tensors of the host, and so after the integration, it is the function itself."""
+    rules = integration.rules
     shapes: dict[Any, Any] = {}
     name = getattr(function, "__name__", "fused")
 

@@ -3,10 +3,10 @@ about, and undone when the emulation ends. Checked with megatron-core 0.16.1 and
 
 from __future__ import annotations
 
-from maya_core.session.emulation import Emulation
+from maya_core.integration import Integration
 from maya_megatron import datasets, fusion, kernels, log, offloading, packages, ranks, skipped, state, steps
 
 
-def install(emulation: Emulation) -> None:
+def install(integration: Integration) -> None:
     for part in (state, fusion, kernels, packages, ranks, datasets, steps, log, skipped, offloading):
-        part.install(emulation)
+        part.install(integration)

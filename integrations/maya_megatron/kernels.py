@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from maya_core.session.emulation import Emulation
+from maya_core.integration import Integration
 
 
-def install(emulation: Emulation) -> None:
-    patches = emulation.device.patches
+def install(integration: Integration) -> None:
+    patches = integration.patches
     # The legacy models' extensions; Megatron Core takes its own paths where they are missing.
     patches.when_imported("megatron.legacy.fused_kernels", lambda module: patches.set(module, "load", _nothing))
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from maya_core.session.emulation import Emulation
+from maya_core.integration import Integration
 
 ELAPSED = re.compile(r" (elapsed time per iteration \(ms\)): [\d.einf+-]+ \|")
 THROUGHPUT = re.compile(r" (throughput per GPU \(TFLOP/s/GPU\)): [\d.einf+-]+ \|")
@@ -20,14 +20,14 @@ POWER = re.compile(r" (energy per GPU \(J/iter/GPU\)|power per GPU \(W/GPU\)): [
 STARTING = re.compile(r"\(seconds\): *[\d.]+")  # in what is printed while it starts
 
 
-def install(emulation: Emulation) -> None:
-    patches = emulation.device.patches
+def install(integration: Integration) -> None:
+    patches = integration.patches
 
     def training(module: ModuleType) -> None:
         work: dict[str, float] = {}
         patches.set(module, "num_floating_point_operations", _noted(module.num_floating_point_operations, work))
         patches.set(module, "print_rank_0", _masked(module.print_rank_0))
-        patches.set(module, "print_rank_last", functools.partial(_print_for_last_rank, emulation, work))
+        patches.set(module, "print_rank_last", functools.partial(_print_for_last_rank, integration, work))
 
     def timers(module: ModuleType) -> None:
         for name in ("log", "write"):
@@ -55,14 +55,14 @@ def to_fill_in(line: str, tflop_per_gpu: float | None) -> dict[str, Any] | None:
     return {"text": THROUGHPUT.sub(r" \1: {rates[0]:.1f} |", line), "work": [tflop_per_gpu * 1e3]}
 
 
-def _print_for_last_rank(emulation: Emulation, work: dict[str, float], message: Any) -> None:
+def _print_for_last_rank(integration: Integration, work: dict[str, float], message: Any) -> None:
     if not _stands_for_last_rank():
         return
     line = str(message)
     flop = work.get("flop")
-    entry = to_fill_in(line, None if flop is None else flop / 1e12 / emulation.world_size)
+    entry = to_fill_in(line, None if flop is None else flop / 1e12 / integration.world_size)
     if entry is not None:
-        emulation.log["iteration"] = entry
+        integration.log["iteration"] = entry
     print(masked(line), flush=True)
 
 

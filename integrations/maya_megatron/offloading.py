@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from maya_core.session.emulation import Emulation
+from maya_core.integration import Integration
 
 
-def install(emulation: Emulation) -> None:
-    patches = emulation.device.patches
+def install(integration: Integration) -> None:
+    patches = integration.patches
     shared: list[torch.Tensor] = []
 
     def room(size: int) -> torch.Tensor:

@@ -16,8 +16,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from maya_core.integration import Integration
 from maya_core.messages import say
-from maya_core.session.emulation import Emulation
 from maya_megatron.engine import device
 
 SWITCHES = {"transformer_engine": "MAYA_TRANSFORMER_ENGINE", "apex": "MAYA_APEX", "mamba_ssm": "MAYA_MAMBA"}
@@ -30,8 +30,8 @@ BELONGS_TO = {  # extension modules that come with a package, or are of use with
 }
 
 
-def install(emulation: Emulation) -> None:
-    patches = emulation.device.patches
+def install(integration: Integration) -> None:
+    patches = integration.patches
     missing = {
         package
         for package, switch in SWITCHES.items()
@@ -39,7 +39,7 @@ def install(emulation: Emulation) -> None:
     }
     if not missing:
         return
-    device.install(emulation)
+    device.install(integration)
     finder = _Finder(missing)
     sys.meta_path.append(finder)
     patches.on_undo(lambda: sys.meta_path.remove(finder))

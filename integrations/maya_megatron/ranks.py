@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from maya_core.device.patches import Patches
-from maya_core.session.emulation import Emulation
+from maya_core.integration import Integration
+from maya_core.patches import Patches
 
 
-def install(emulation: Emulation) -> None:
-    patches = emulation.device.patches
+def install(integration: Integration) -> None:
+    patches = integration.patches
 
     def optimizer(module: ModuleType) -> None:
         patches.set(module, "_get_param_groups", _alone(module._get_param_groups))
@@ -31,7 +31,7 @@ def install(emulation: Emulation) -> None:
                 stages = torch.distributed.get_process_group_ranks(module.get_pipeline_model_parallel_group())
                 for rank in stages:
                     if rank != torch.distributed.get_rank():
-                        emulation.exchange.meet(rank)
+                        integration.needs_rank(rank)
 
         patches.set(module, "initialize_model_parallel", initialize_model_parallel)
 

@@ -6,14 +6,14 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+from maya_core.integration import Integration
 from maya_core.messages import say
-from maya_core.session.emulation import Emulation
 
 WRITERS = ("_set_tensorboard_writer", "_set_wandb_writer", "_set_one_logger")
 
 
-def install(emulation: Emulation) -> None:
-    patches = emulation.device.patches
+def install(integration: Integration) -> None:
+    patches = integration.patches
 
     def training(module: ModuleType) -> None:
         patches.set(module, "save_checkpoint", _nothing)

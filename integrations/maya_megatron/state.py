@@ -8,8 +8,8 @@ import functools
 import sys
 from types import ModuleType
 
-from maya_core.device.patches import Patches
-from maya_core.session.emulation import Emulation
+from maya_core.integration import Integration
+from maya_core.patches import Patches
 
 MODULES = (
     "megatron.core.parallel_state",
@@ -21,10 +21,10 @@ MODULES = (
 STATE = (bool, int, list, dict)  # beside None
 
 
-def install(emulation: Emulation) -> None:
-    emulation.device.patches.on_undo(functools.partial(_forget_new, set(sys.modules)))
+def install(integration: Integration) -> None:
+    integration.patches.on_undo(functools.partial(_forget_new, set(sys.modules)))
     for name in MODULES:
-        emulation.device.patches.when_imported(name, functools.partial(_as_found, emulation.device.patches))
+        integration.patches.when_imported(name, functools.partial(_as_found, integration.patches))
 
 
 def _forget_new(before: set[str]) -> None:

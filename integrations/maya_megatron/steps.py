@@ -9,40 +9,40 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from maya_core.session.emulation import Emulation
+from maya_core.integration import Integration
 
 OPTIMIZERS = ("MixedPrecisionOptimizer", "FP32Optimizer", "ChainedOptimizer")
 
 
-def install(emulation: Emulation) -> None:
-    patches = emulation.device.patches
+def install(integration: Integration) -> None:
+    patches = integration.patches
 
     def optimizers(module: ModuleType) -> None:
         for name in OPTIMIZERS:
             kind = getattr(module, name)
-            patches.set(kind, "step", _one_step(kind.step, emulation))
+            patches.set(kind, "step", _one_step(kind.step, integration))
 
     def training(module: ModuleType) -> None:
-        patches.set(module, "train_step", _stopping(module.train_step, emulation))
+        patches.set(module, "train_step", _stopping(module.train_step, integration))
 
     patches.when_imported("megatron.core.optimizer.optimizer", optimizers)
     patches.when_imported("megatron.training.training", training)
 
 
-def _stopping(original: Callable[..., Any], emulation: Emulation) -> Callable[..., Any]:
+def _stopping(original: Callable[..., Any], integration: Integration) -> Callable[..., Any]:
     @functools.wraps(original)
     def train_step(*args: Any, **kwargs: Any) -> Any:
-        emulation.steps.stop_if_enough()
-        emulation.steps.loop_stops = True
+        integration.steps.stop_if_enough()
+        integration.steps.loop_stops = True
         return original(*args, **kwargs)
 
     return train_step
 
 
-def _one_step(original: Callable[..., Any], emulation: Emulation) -> Callable[..., Any]:
+def _one_step(original: Callable[..., Any], integration: Integration) -> Callable[..., Any]:
     @functools.wraps(original)
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with emulation.steps.one_step_of(self):
+        with integration.steps.one_step_of(self):
             return original(self, *args, **kwargs)
 
     return step

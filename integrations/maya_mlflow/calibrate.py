@@ -13,6 +13,9 @@ from rich.table import Table
 
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import find_gpu
+from maya_core.hardware.host_costs import Host
+from maya_core.pipeline import recorded_cluster
+from maya_core.predictor.attention_kind import DEFAULT_ATTENTION
 from maya_core.predictor.calibration import (
     CLASSES,
     Calibration,
@@ -25,9 +28,7 @@ from maya_core.predictor.calibration import (
     write_calibration,
 )
 from maya_core.report import wording
-from maya_core.report.analysis import Options
-from maya_core.report.what_if import recorded_cluster
-from maya_core.simulator.host import Host
+from maya_core.request import PredictionOptions
 from maya_core.trace.job import read_job
 from maya_mlflow import keys, pairs
 from maya_mlflow.pairs import Pair, ask
@@ -111,9 +112,9 @@ def _cases(client: Any, jobs: list[list[Pair]], folder: Path) -> tuple[list[Fact
             left_out.append(f"{newest.name} {newest.run_id[:8]}, whose trace is not among its artifacts")
             continue
         job = read_job(ask(client.download_artifacts, newest.run_id, "trace", str(where)))
-        options = Options(
+        options = PredictionOptions(
             host=Host(newest.params.get("maya/host", Host.MODELLED.value)),
-            attention=newest.params.get("maya/attention", Options().attention),
+            attention=newest.params.get("maya/attention", DEFAULT_ATTENTION),
         )
         actual = statistics.median(pair.actual.metrics[keys.STEP_TIME] for pair in job_pairs)
         cases.append(FactorCase(f"{newest.name} {newest.run_id[:8]}", job, recorded_cluster(job), options, actual))

@@ -13,8 +13,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from maya_core.errors import MayaError
+from maya_core.files import FileKind, check_target, write_file
 from maya_core.report import wording
-from maya_core.report.files import FileKind, check_target, write_file
 from maya_mlflow import keys
 from maya_mlflow.pairs import Pair, ask
 

@@ -12,8 +12,8 @@ import tempfile
 from types import ModuleType
 from typing import Any
 
+from maya_core.integration import Integration
 from maya_core.messages import say
-from maya_core.session.emulation import Emulation
 
 TRACKING = "mlflow.tracking._tracking_service.registry"
 MODELS = "mlflow.tracking._model_registry.registry"
@@ -21,28 +21,28 @@ ARTIFACTS = "mlflow.tracking._tracking_service.utils"
 FLUENT = "mlflow.tracking.fluent"
 
 
-def install(emulation: Emulation) -> None:
-    thrown_away = ThrownAway(emulation)
-    emulation.device.patches.when_imported(TRACKING, thrown_away.take_runs)
-    emulation.device.patches.when_imported(MODELS, thrown_away.take_models)
-    emulation.device.patches.when_imported(ARTIFACTS, thrown_away.take_artifacts)
+def install(integration: Integration) -> None:
+    thrown_away = ThrownAway(integration)
+    integration.patches.when_imported(TRACKING, thrown_away.take_runs)
+    integration.patches.when_imported(MODELS, thrown_away.take_models)
+    integration.patches.when_imported(ARTIFACTS, thrown_away.take_artifacts)
     # An experiment that is set now is one of the thrown-away store's.
-    emulation.device.patches.keep(os.environ, "MLFLOW_EXPERIMENT_ID")
-    emulation.device.patches.when_imported(
-        FLUENT, lambda module: emulation.device.patches.keep(vars(module), "_active_experiment_id")
+    integration.patches.keep(os.environ, "MLFLOW_EXPERIMENT_ID")
+    integration.patches.when_imported(
+        FLUENT, lambda module: integration.patches.keep(vars(module), "_active_experiment_id")
     )
 
 
 class ThrownAway:
     """The stores that answer, made when the first is asked for, and their folder."""
 
-    def __init__(self, emulation: Emulation) -> None:
-        self._emulation = emulation
+    def __init__(self, integration: Integration) -> None:
+        self._integration = integration
         self._stores: dict[str, Any] = {}
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def take_runs(self, module: ModuleType) -> None:
-        patches = self._emulation.device.patches
+        patches = self._integration.patches
         before = _active()
         patches.on_undo(functools.partial(self._forget, before))
         store = functools.partial(self._store, "runs")
@@ -56,17 +56,17 @@ class ThrownAway:
             places.clear()
             places.update(before)
 
-        self._emulation.device.patches.on_undo(put_back)
+        self._integration.patches.on_undo(put_back)
         places.clear()
 
     def take_models(self, module: ModuleType) -> None:
         store = functools.partial(self._store, "models")
         registry = module.ModelRegistryStoreRegistry
-        self._emulation.device.patches.set(registry, "get_store", lambda registry, *_, **__: store())
+        self._integration.patches.set(registry, "get_store", lambda registry, *_, **__: store())
 
     def _store(self, kind: str) -> Any:
         if self._folder is None:
-            if self._emulation.rank in (None, 0):
+            if self._integration.rank in (None, 0):
                 say("under emulation what the program logs to MLflow is not sent: its losses are constants")
             self._folder = tempfile.TemporaryDirectory(prefix="maya-mlflow-", ignore_cleanup_errors=True)
         if kind not in self._stores:

@@ -11,11 +11,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from maya_core.errors import MayaError
 from maya_core.messages import say
 from maya_core.report.analysis import Analysis
-from maya_core.report.files import write_prediction
 from maya_core.report.prediction import Prediction
+from maya_core.report.prediction_file import write_prediction
 from maya_core.trace.job import trace_path, write_manifest
 from maya_core.trace.rank import write_trace
 from maya_mlflow import draft as drafts
@@ -78,7 +77,7 @@ class PredictedRuns:
 def write_artifacts(analysis: Analysis, prediction: Prediction, folder: Path) -> None:
     """Prediction, page, timeline and memory snapshot as `maya report` writes them, and the trace they were made from: `maya what-if`
     and `maya calibrate --from-mlflow` go on from it."""
-    from maya_core.report.files import rank_paths
+    from maya_core.files import rank_paths
     from maya_core.report.html import write_page
     from maya_core.report.snapshot import write_snapshot
     from maya_core.report.timeline_file import write_trace as write_timeline
@@ -111,14 +110,3 @@ def _tell(draft: Draft, sent: Sent | None) -> None:
     console.print(
         Text(f"The real run pairs with it by itself after:  export {' '.join(exports)}", style="dim"), soft_wrap=True
     )
-
-
-def tracker(
-    experiment: str | None = None, pair_id: str | None = None, parent_run_id: str | None = None
-) -> PredictedRuns:
-    """The entry point `mlflow` of the group maya.trackers."""
-    if experiment is not None and not experiment.strip():
-        raise MayaError(
-            "an MLflow experiment needs a name.", "Give one, or leave it out: MLFLOW_EXPERIMENT_NAME counts."
-        )
-    return PredictedRuns(experiment=experiment, pair_id=pair_id, parent_run_id=parent_run_id)

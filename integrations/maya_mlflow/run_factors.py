@@ -18,7 +18,8 @@ from maya_core.errors import MayaError
 from maya_core.hardware.cluster import Cluster
 from maya_core.predictor.calibration import CLASSES, Calibration, RunFactors, shipped_digest
 from maya_core.predictor.pricing import Predictor, TraceDurations, durations_of
-from maya_core.report.analysis import Analysis, Options
+from maya_core.report.analysis import Analysis
+from maya_core.request import PredictionOptions
 from maya_core.simulator.simulate import simulate
 from maya_core.trace.job import JobTrace
 
@@ -56,7 +57,7 @@ class FactorCase:
     name: str
     job: JobTrace
     cluster: Cluster
-    options: Options
+    options: PredictionOptions
     actual_s: float
     _parts: dict[int, tuple[TraceDurations, np.ndarray]] = field(default_factory=dict)
     _known: dict[tuple[float, ...], float] = field(default_factory=dict)

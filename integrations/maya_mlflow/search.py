@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 SEARCH = "search"
 
 
-def tracker(experiment: str | None) -> Any:
-    """The entry point `mlflow_search` of the group maya.trackers: what is called with a search that is over."""
+def search_logger(experiment: str | None) -> Callable[[Search], None]:
+    """A function that logs a search which is over."""
     mlflow = client()
 
     def log(search: Search) -> None:

@@ -107,7 +107,7 @@ def _send_artifacts(client: Any, run_id: str, draft: Draft, folder: Path) -> Ite
         yield path.name
     prediction = folder / "prediction.json"
     if draft.kind == "predicted" and prediction.is_file():
-        from maya_core.report.files import read_prediction
+        from maya_core.report.prediction_file import read_prediction
         from maya_mlflow import figures
 
         for name, figure in figures.of_prediction(read_prediction(prediction)).items():

@@ -270,7 +270,7 @@ def _keep(
     add: bool,
     replace: bool,
 ) -> None:
-    from maya_core.calibrate.factors import make, merge
+    from maya_core.predictor.calibration_factors import make, merge
 
     _free(name, add, replace)
     older = read_calibration(path_of(name)) if add and path_of(name).exists() else None

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from maya_core.device.patches import Patches
+from maya_core.patches import Patches
 from maya_core.trace.schema import Category
 
 # Functions that make nothing else, by module. What turns out to be a gradient (a view of a bucket, a reduced shard) is labelled so later.

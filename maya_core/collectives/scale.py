@@ -8,7 +8,7 @@ from typing import overload
 
 import torch
 
-from maya_core.device.patches import Patches
+from maya_core.patches import Patches
 
 
 class Chunks(Sequence[torch.Tensor]):

@@ -15,8 +15,8 @@ from torch.distributed import distributed_c10d as c10d
 
 from maya_core.collectives import own_buffers, scale, stores
 from maya_core.collectives.exchange import Exchange, carrying_objects
-from maya_core.device.patches import Patches
 from maya_core.errors import MayaError
+from maya_core.patches import Patches
 
 # Collectives of Python objects: pickled into tensors on the group's device, and read by the host on arrival.
 OBJECT_COLLECTIVES = (

@@ -1,4 +1,4 @@
-"""The emulated device of this process: put in place of CUDA, and taken away again."""
+"""The emulated device of this process: it takes the place of CUDA, until it is removed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import ClassVar
 
 import torch
 
-import maya_core
 from maya_core.device import build, op_table
-from maya_core.device.patches import Patches
-from maya_core.device.planner import Planner
+from maya_core.device.planner import KernelSeconds, Planner, no_durations
 from maya_core.device.shim import cuda as shim
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import Gpu
@@ -21,16 +19,21 @@ from maya_core.ops.attention_choice import prefers_cudnn
 from maya_core.ops.products import blas_workspace_bytes
 from maya_core.ops.registry import VALUES
 from maya_core.ops.rules import Rules, no_rule_message
+from maya_core.patches import Patches
 from maya_core.trace.call import DEFAULT_SETTINGS
 from maya_core.trace.schema import Phase
+from maya_core.version import PACKAGE
 
 
 class EmulatedDevice:
-    """`gpus` emulated GPUs of one kind in this process, until `remove`. `private` is a folder that somebody removes if it is killed."""
+    """`gpus` emulated GPUs of one kind in this process, until `remove`. `private` is a folder that is removed even if this process is
+    killed. `kernel_seconds` prices kernels for programs that time their GPU."""
 
     current: ClassVar[EmulatedDevice | None] = None  # the one that is on in this process
 
-    def __init__(self, gpu: Gpu, gpus: int, private: Path | None = None) -> None:
+    def __init__(
+        self, gpu: Gpu, gpus: int, private: Path | None = None, kernel_seconds: KernelSeconds = no_durations
+    ) -> None:
         self.native = build.native()
         if self.native.installed():
             raise MayaError(
@@ -38,7 +41,7 @@ class EmulatedDevice:
                 "Leave the first `emulate(...)` block before entering another.",
             )
         self.gpu = gpu
-        self.planner = Planner(gpu, self.native.setting_names())
+        self.planner = Planner(gpu, kernel_seconds, self.native.setting_names())
         self.where: Callable[[], str] = lambda: ""  # the place in the user's model, where somebody knows it
         self.patches = Patches()
         self.asked_gpu: dict[str, None] = {}  # lines of the program that asked which GPU it runs on, in order
@@ -70,7 +73,7 @@ class EmulatedDevice:
                 ) from error
             raise
         self._libraries: list[str] = []
-        self.pass_over(*torch.__path__, *maya_core.__path__)
+        self.pass_over(*torch.__path__, str(PACKAGE))
         try:
             shim.install(self.native, gpu, self.patches, private, self.asked_gpu)
         except BaseException:

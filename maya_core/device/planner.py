@@ -1,24 +1,35 @@
-"""Answers the native device's question: this call is new, what does it do?"""
+"""Plans the calls that the native device meets for the first time: which kernels a call launches, and what it allocates. How long
+kernels take is the predictor's business: whoever creates the device hands in a function that knows."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from maya_core.errors import MayaError
 from maya_core.hardware.host_costs import KERNEL_GAP_S, LAUNCH_S, TRITON_S
 from maya_core.hardware.models import Gpu
 from maya_core.hardware.platform import Platform
 from maya_core.ops.attention_choice import backend_of, settled
-from maya_core.ops.kernel import to_json
+from maya_core.ops.kernel import Kernel, to_json
 from maya_core.ops.plan import find, flops_of, kernels_of, plan
 from maya_core.ops.work import Work
 from maya_core.trace.call import Call, Tensor, TorchSettings, as_tensors
 from maya_core.trace.triton_kernel import NAMESPACE, TritonKernel
 
-if TYPE_CHECKING:
-    from maya_core.predictor.pricing import Predictor
+KernelSeconds = Callable[[Sequence[Kernel]], np.ndarray]  # the duration of each kernel on the emulated GPU
+
+
+def no_durations(kernels: Sequence[Kernel]) -> np.ndarray:
+    """For devices that only record: no program may time its GPU on them."""
+    raise MayaError(
+        "the program times its GPU, and this device was created without durations.",
+        "Use `maya run` or `maya_core.emulate`.",
+    )
 
 
 @dataclass
@@ -26,6 +37,7 @@ class Planner:
     """Plans calls for one kind of GPU and numbers them."""
 
     gpu: Gpu
+    kernel_seconds: KernelSeconds = no_durations
     settings: list[str] = field(default_factory=list)  # names of the bits that calls carry
     calls: list[Call] = field(default_factory=list)
     _chosen: dict[tuple[Tensor, Tensor, Tensor], TorchSettings] = field(default_factory=dict)  # by query, key and value
@@ -34,12 +46,6 @@ class Planner:
     @cached_property
     def platform(self) -> Platform:
         return Platform(self.gpu)
-
-    @cached_property
-    def _predictor(self) -> Predictor:
-        from maya_core.predictor.pricing import Predictor  # read where the program times something
-
-        return Predictor(self.gpu)
 
     def number_of(self, kernel: TritonKernel) -> int:
         """The number of a Triton kernel, a new one if it was not met before."""
@@ -65,13 +71,15 @@ class Planner:
         return len(self.calls) - 1, work.program or None
 
     def _check(self, call: Call, work: Work) -> None:
-        """Kernels that the program describes can be priced: told now, not when the emulation is over."""
+        """Refuses kernels that the program describes and nobody can price: now, not when the emulation is over."""
+        if self.kernel_seconds is no_durations:
+            return
         try:
-            self._predictor.kernels(work.kernels)
+            self.kernel_seconds(work.kernels)
         except (LookupError, TypeError, ValueError) as error:
             raise MayaError(
                 f"the kernels described for {call.op} cannot be priced: {type(error).__name__}: {error}.",
-                "docs/extending.md says which kernels, patterns and dtypes there are.",
+                "docs/extending.md lists the kernels, patterns and dtypes.",
             ) from error
 
     def _settled(self, call: Call) -> Call:
@@ -90,7 +98,7 @@ class Planner:
         program times its GPU."""
         call = self.calls[number]
         kernels = kernels_of(call, self.platform)
-        device = float(self._predictor.kernels(kernels).seconds.sum()) + KERNEL_GAP_S * len(kernels)
+        device = float(self.kernel_seconds(kernels).sum()) + KERNEL_GAP_S * len(kernels)
         host = LAUNCH_S * len(kernels) + (TRITON_S if call.triton is not None else 0.0)
         return device * 1e9, host * 1e9, call.triton is None
 

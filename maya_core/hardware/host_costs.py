@@ -3,7 +3,17 @@ Maya runs. By phase and by kind of event, named as `trace/schema.py` names them.
 
 from __future__ import annotations
 
+import enum
+
 US = 1e-6
+
+
+class Host(enum.StrEnum):
+    """Where the host's time comes from: these figures, or what the program took while it was emulated."""
+
+    MODELLED = "modelled"
+    MEASURED = "measured"
+
 
 # Back-to-back launches from one thread: 2.4 us (H200 host), 2.6 (A100 host), gpu-benches.
 LAUNCH_S = 2.5 * US

@@ -1,4 +1,4 @@
-"""An emulated process's end of the line to the command that started it."""
+"""An emulated process's connection to the coordinator of its job, which runs in the command that started it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ import threading
 from contextlib import suppress
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
+from maya_core.launch import protocol
+from maya_core.launch.protocol import Message, Notice
+
+AnswerT = TypeVar("AnswerT")
 HUNG = 3  # exit code of a rank that would wait for ever
 
 
 class WouldHang(SystemExit):
-    """This rank would wait for ever: ends it, past `except Exception`."""
+    """Ends a rank that would wait for ever. `except Exception` in the program does not catch it."""
 
     def __init__(self, why: str) -> None:
         super().__init__(HUNG)
@@ -23,23 +27,23 @@ class WouldHang(SystemExit):
 
 
 class Link:
-    """Peers and Keys of a rank, answered by the coordinator. Each thread has a connection of its own."""
+    """The Peers and Keys of a rank, which the coordinator answers. Each thread has its own connection."""
 
     def __init__(self, socket: Path, chosen: frozenset[int]) -> None:
         self.socket = socket
         self.chosen = chosen
-        self.hung = ""  # why, if this rank would wait for ever
+        self.hung = ""  # the reason, if this rank would wait for ever
         self._closed = False
         self.reconnect()
 
     def close(self) -> None:
-        """Leaves the job, and lives on."""
+        """Leaves the job; the process continues without it."""
         self._closed = True
         self._main.close()
         self._own = threading.local()
 
     def reconnect(self, socket: Path | None = None, chosen: frozenset[int] | None = None) -> None:
-        """Connects this process; a fork is another process than its parent, and may be of another job."""
+        """Connects this process. A fork is another process than its parent, and may belong to another job."""
         self.socket = socket or self.socket
         self.chosen = self.chosen if chosen is None else chosen
         self._own = threading.local()
@@ -49,72 +53,66 @@ class Link:
 
     # ---- Peers ----
     def post(self, key: str, payload: bytes) -> None:
-        self._tell("post", key, payload)
+        self._notify(protocol.Post(key, payload))
 
     def want(self, key: str, rank: int, why: str) -> bytes:
-        payload = self._ask("want", key, rank, why)
-        assert isinstance(payload, bytes)
-        return payload
+        return self._ask(protocol.Want(key, rank, why))
 
     def meet(self, rank: int) -> None:
-        self._ask("meet", rank)  # heard before this process can end
+        self._ask(protocol.Needs(rank))  # answered, so that it is known before this process can end
 
-    # ---- life ----
+    # ---- the life of this process ----
     def rank(self, rank: int) -> None:
-        self._ask("rank", rank)
+        self._ask(protocol.Joined(rank))
 
     def step(self, step: int) -> None:
-        self._tell("step", step)
+        self._notify(protocol.StepDone(step))
 
     def idle(self, idle: bool) -> None:
-        self._tell("idle", idle)
+        self._notify(protocol.Idle(idle))
 
     # ---- for a process that starts the ranks ----
     def world(self, world_size: int) -> None:
-        self._ask("world", world_size)
+        self._ask(protocol.WorldSize(world_size))
 
     def next_rank(self, limit: int) -> tuple[int | None, bool]:
-        rank, more = self._ask("next", limit)
-        return rank, more
+        return self._ask(protocol.NextRank(limit))
 
     def ended(self, rank: int) -> None:
-        self._ask("ended", rank)
+        self._ask(protocol.RankEnded(rank))
 
-    def drop_queued(self) -> None:
-        self._ask("drop")
+    def start_no_more(self) -> None:
+        self._ask(protocol.StartNoMore())
 
     # ---- Keys ----
     def get(self, key: str) -> bytes:
-        return self._key("get", key)
+        return self._ask(protocol.GetKey(key))
 
     def known(self, key: str) -> bool:
-        return bool(self._key("known", key))
+        return self._ask(protocol.HasKey(key))
 
     def set(self, key: str, value: bytes) -> None:
-        self._key("set", key, value)
+        self._ask(protocol.SetKey(key, value))
 
     def add(self, key: str, amount: int) -> int:
-        return int(self._key("add", key, amount))
+        return self._ask(protocol.AddToKey(key, amount))
 
     def append(self, key: str, value: bytes) -> None:
-        self._key("append", key, value)
+        self._ask(protocol.AppendToKey(key, value))
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        return bytes(self._key("compare_set", key, expected, desired))
+        return self._ask(protocol.CompareSetKey(key, expected, desired))
 
     def delete(self, key: str) -> bool:
-        return bool(self._key("delete", key))
+        return self._ask(protocol.DeleteKey(key))
 
     def count(self, prefix: str) -> int:
-        return int(self._key("count", prefix))
+        return self._ask(protocol.CountKeys(prefix))
 
     # ---- inside ----
-    def _key(self, method: str, *arguments: Any) -> Any:
-        return self._ask("key", method, arguments)
-
     def _connect(self, main: bool = False) -> Connection:
         connection: Connection = Client(str(self.socket), family="AF_UNIX")
-        connection.send((self._process, threading.get_ident(), main))
+        connection.send(protocol.Hello(self._process, threading.get_ident(), main))
         connection.recv()
         return connection
 
@@ -124,17 +122,19 @@ class Link:
         connection: Connection = self._own.connection
         return connection
 
-    def _tell(self, method: str, *arguments: Any) -> None:
-        self._connection().send((method, arguments, False))
+    def _notify(self, notice: Notice) -> None:
+        self._connection().send(notice)
 
-    def _ask(self, method: str, *arguments: Any) -> Any:
+    def _ask(self, message: Message[AnswerT]) -> AnswerT:
         connection = self._connection()
-        connection.send((method, arguments, True))
-        result, error = connection.recv()
-        if error is not None:
-            self.hung = str(error)
-            raise WouldHang(self.hung)
-        return result
+        connection.send(message)
+        reply: protocol.Reply[AnswerT] = connection.recv()
+        if isinstance(reply, protocol.Answer):
+            return reply.value
+        if isinstance(reply, protocol.Hangs):
+            self.hung = reply.why
+            raise WouldHang(reply.why)
+        raise reply.as_error()
 
     def _die_with_parent(self) -> None:
         with suppress(EOFError, OSError):

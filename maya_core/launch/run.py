@@ -1,4 +1,4 @@
-"""`maya run`: starts the user's command with the emulation switched on and reads back what it did."""
+"""Runs the user's command with the emulation switched on, and reads back what it did."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from pathlib import Path
 
 from maya_core.device.build import library
 from maya_core.errors import MayaError
-from maya_core.launch import torchrun
+from maya_core.files import is_made
+from maya_core.launch import launchers, torchrun
 from maya_core.launch.coordinator import Coordinator
 from maya_core.launch.link import Link
 from maya_core.launch.progress import JobProgress
-from maya_core.launch.ranks import RankProcess, RankSetting
+from maya_core.launch.ranks import RankLauncher, RankProcess, RankSetting
 from maya_core.launch.settings import VARIABLE, ProcessSettings
 from maya_core.launch.signals import ended_by_signal
 from maya_core.launch.world import World
-from maya_core.predictor.attention_kind import DEFAULT_ATTENTION
-from maya_core.report.files import is_made
+from maya_core.request import Request
 from maya_core.trace.job import JobTrace, collate, gave_up, read_traces, write_manifest
+
+DEFAULT_OUT = Path("maya-out")
 
 
 @dataclass(frozen=True)
@@ -38,29 +40,20 @@ class CompletedRun:
 
 def run_command(
     command: list[str],
+    request: Request,
     *,
-    gpu: str,
-    nodes: int | None,
-    gpus: int | None,
-    steps: int | None,
-    ranks: tuple[int, ...] | None,
-    out: Path,
-    node: str | None = None,
-    network: str | None = None,
-    attention: str = DEFAULT_ATTENTION,
-    host: str = "modelled",
     check: Callable[[World], object] = lambda _: None,
-    within: RankSetting | None = None,
+    setting: RankSetting | None = None,
 ) -> CompletedRun:
-    """Runs the command to its end, or to the end of its last emulated step. `ranks`: () for those needed, None for all.
-    `node` and `network` are noted for the prediction, and told with `attention` and `host` to programs that make predictions themselves;
-    `check` may refuse its world before anything is run. `within` says how a job that is one of many is run."""
+    """Runs the command to its end, or to the end of its last emulated step. `check` may refuse the job's world before anything runs;
+    `setting` is for a job that is one of many."""
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
         raise MayaError(
             "TORCH_DEVICE_BACKEND_AUTOLOAD=0 is set: torch would not load the emulated device.",
             "Unset it and run again.",
         )
-    starts_ranks = nodes is None or launcher_in(command) is not None
+    nodes, gpus, out = request.nodes, request.gpus_per_node, request.out or DEFAULT_OUT
+    starts_ranks = nodes is None or launchers.launcher_in(command) is not None
     args = torchrun.parse(command if starts_ranks else _as_torchrun(command, nodes or 1, gpus or 1))
     program = find_program(command[0])
     if args is None and program is None:
@@ -69,80 +62,67 @@ def run_command(
             "Give the command as you would type it, after `--`: maya run -- python train.py",
         )
     world = torchrun.world_of(args, gpus) if args is not None else World(nodes or 1, gpus or 1)
-    chosen = tuple(range(world.size)) if ranks is None else ranks
+    chosen = _chosen_ranks(request, world)
+    check(world)
+    check_out(out)
+    library()  # compiled here, once, where its message is seen
+    out.mkdir(parents=True, exist_ok=True)
+    with ended_by_signal(), JobProgress(request.steps) as progress, Coordinator(chosen, progress.step) as coordinator:
+        settings = ProcessSettings(
+            request=request.model_copy(update={"out": out.resolve(), "gpu": request.gpu_name, "tracking": {}}),
+            gpus=gpus,
+            rank=None,
+            chosen=chosen,
+            coordinator=coordinator.socket,
+            note_files=setting is not None,
+        )
+        if args is not None:
+            launcher = RankLauncher(Link(coordinator.socket, frozenset(chosen)), settings)
+            exit_code = torchrun.launch(args, launcher, setting)
+        else:
+            exit_code = _run_program([program or command[0], *command[1:]], settings, setting or RankSetting())
+    job = collect(out, world, exit_code)
+    if job is not None:
+        job = replace(job, command=without_secrets(command), node=request.node, network=request.network)
+        write_manifest(out, job)
+    return CompletedRun(exit_code, job, out)
+
+
+def _chosen_ranks(request: Request, world: World) -> tuple[int, ...]:
+    chosen = tuple(range(world.size)) if request.ranks is None else request.ranks
     if wrong := [rank for rank in chosen if rank >= world.size]:
         raise MayaError(
             f"--ranks {wrong[0]}: the world has {world.size} ranks, 0 to {world.size - 1}.",
             "Ranks are counted over all nodes.",
         )
-    check(world)
-    check_out(out)
-    library()  # compile here, once, where its message is seen
-    out.mkdir(parents=True, exist_ok=True)
-    with ended_by_signal(), JobProgress(steps) as progress, Coordinator(chosen, progress.step) as coordinator:
-        settings = ProcessSettings(
-            gpu=gpu,
-            gpus=gpus,
-            nodes=nodes,
-            steps=steps,
-            out=out.resolve(),
-            rank=None,
-            chosen=chosen,
-            coordinator=coordinator.socket,
-            note_files=within is not None,
-            node=node,
-            network=network,
-            attention=attention,
-            host=host,
-        )
-        if args is not None:
-            exit_code = torchrun.launch(args, Link(coordinator.socket, frozenset(chosen)), settings, within)
-        else:
-            exit_code = _run_program([program or command[0], *command[1:]], settings, within or RankSetting())
-    job = collect(out, world, exit_code)
-    if job is not None:
-        job = replace(job, command=without_secrets(command), node=node, network=network)
-        write_manifest(out, job)
-    return CompletedRun(exit_code, job, out)
-
-
-# Launchers whose integration tells them of the cluster (ProcessSettings.nodes): as many of them as ranks would be too many.
-LAUNCHERS = ("accelerate", "accelerate-launch", "accelerate.commands.launch", "deepspeed")
-
-
-def launcher_in(command: list[str]) -> str | None:
-    """Which of the launchers a command calls: itself, or by Python."""
-    words = command
-    if Path(words[0]).name.startswith("python"):
-        words = [word for word in words[1:4] if word not in ("-u", "-B", "-O", "-m")]
-    name = Path(words[0]).name if words else ""
-    return name if name in LAUNCHERS else None
+    return chosen
 
 
 def find_program(name: str) -> str | None:
-    """Where the command is; a console script of this very environment is found even if that is not activated."""
+    """The path of a command. A console script of this environment is found even if the environment is not activated."""
     return shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
 
 
 def _as_torchrun(command: list[str], nodes: int, gpus: int) -> list[str]:
-    """A cluster given to Maya itself: its ranks run the command as if torchrun had started them."""
+    """A cluster that was given to Maya itself: its ranks run the command as if torchrun had started them."""
     args = torchrun.parse(command)
     if args is None:
         return ["torchrun", f"--nnodes={nodes}", f"--nproc-per-node={gpus}", "--no-python", *command]
     if torchrun.world_of(args, gpus).nodes != nodes:
         raise MayaError(
-            f"--nodes {nodes} for Maya, --nnodes {args.nnodes} for torchrun.", "Leave one out, or make them the same."
+            f"--nodes {nodes} for Maya, --nnodes {args.nnodes} for torchrun.",
+            "Give only one of them, or make them the same.",
         )
     return command
 
 
-def _run_program(command: list[str], settings: ProcessSettings, within: RankSetting) -> int:
+def _run_program(command: list[str], settings: ProcessSettings, setting: RankSetting) -> int:
     """Runs a command that is one process, or starts its ranks itself."""
-    environment = {**within.environment, VARIABLE: settings.model_dump_json()}
+    environment = {**setting.environment, VARIABLE: settings.model_dump_json()}
     child: RankProcess | None = None
-    out, err = within.output or (None, None)
-    if within.fork_server is not None and out is not None and err is not None:
-        child = within.fork_server.start(command, environment, (out.fileno(), err.fileno()))
+    out, err = setting.output or (None, None)
+    if setting.fork_server is not None and out is not None and err is not None:
+        child = setting.fork_server.start(command, environment, (out.fileno(), err.fileno()))
     if child is None:
         child = subprocess.Popen(command, env={**os.environ, **environment}, stdout=out, stderr=err)
     try:
@@ -154,7 +134,7 @@ def _run_program(command: list[str], settings: ProcessSettings, within: RankSett
 
 
 def collect(out: Path, world: World, exit_code: int) -> JobTrace | None:
-    """The traces of a run that has come to its end."""
+    """The traces of a run that has ended."""
     traces = gave_up(read_traces(out), exit_code)
     if not traces:
         return None
@@ -170,7 +150,7 @@ def collect(out: Path, world: World, exit_code: int) -> JobTrace | None:
     )
 
 
-# Names of options that take a secret, and secrets that can be told by their looks.
+# Names of options that take a secret, and patterns of well-known secrets.
 _SECRET_NAME = re.compile(r"(key|token|secret|passw(or)?d|credentials?)$", re.IGNORECASE)
 _SECRET_LOOKS = re.compile(
     r"(?<![\w-])(sk-|hf_|ghp_|gho_|glpat-|xox[abp]-)(?=\w*\d)[\w-]{16,}|\b(AKIA|ASIA)[A-Z0-9]{16}\b|(?<=://)[^/@\s]+:[^/@\s]+(?=@)"
@@ -178,7 +158,7 @@ _SECRET_LOOKS = re.compile(
 
 
 def without_secrets(command: list[str]) -> tuple[str, ...]:
-    """The command as it may be kept and shown."""
+    """The command as it may be stored and shown."""
     shown, hide = [], False
     for word in command:
         name, equals, _ = word.partition("=")
@@ -192,7 +172,7 @@ def without_secrets(command: list[str]) -> tuple[str, ...]:
 
 
 def check_out(out: Path) -> None:
-    """An earlier run's folder is replaced, anything else of the user's never."""
+    """Clears the folder of an earlier run, and refuses a folder that holds anything else."""
     if not out.exists():
         return
     if not out.is_dir():
@@ -203,7 +183,7 @@ def check_out(out: Path) -> None:
     if others:
         raise MayaError(
             f"--out {out} holds other files ({others[0].name}).",
-            "Give an empty or new folder: traces are not mixed with them.",
+            "Give an empty or a new folder, so that traces do not mix with them.",
         )
     for entry in earlier:
         entry.unlink()

@@ -1,5 +1,5 @@
-"""torchrun: its command line read by its own parser, its ranks run on the emulated world. Checked with torch 2.13.
-torch is imported where torchrun is called and not before: other commands start without it."""
+"""torchrun: its own parser reads its command line, and its ranks run in the emulated world. Checked with torch 2.13. torch is imported only
+where torchrun is called, because other commands start without it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from maya_core.errors import MayaError
-from maya_core.launch.fork_server import ForkServer
-from maya_core.launch.link import Link
-from maya_core.launch.ranks import RankProcess, RankSetting, run_ranks, start_rank
-from maya_core.launch.settings import ProcessSettings
+from maya_core.launch.ranks import RankLauncher, RankSetting
 from maya_core.launch.world import World
 
 
@@ -39,7 +36,7 @@ def parse(command: list[str]) -> Namespace | None:
 
 
 def world_of(args: Namespace, gpus: int | None) -> World:
-    """How many nodes and ranks torchrun was asked for. `gpus` of a node stand for 'gpu' and 'auto'."""
+    """The nodes and ranks that torchrun was asked for. `gpus` is the number of GPUs of a node, for 'gpu' and 'auto'."""
     from torch.distributed.run import parse_min_max_nnodes
 
     try:
@@ -50,21 +47,22 @@ def world_of(args: Namespace, gpus: int | None) -> World:
     if wanted in ("gpu", "auto"):
         if gpus is None:
             raise MayaError(
-                f"--nproc-per-node {wanted}: how many GPUs has a node?",
-                "Say it to Maya: maya run --gpus-per-node 8 -- ...",
+                f"--nproc-per-node {wanted}: Maya does not know how many GPUs a node has.",
+                "Give the number to Maya: maya run --gpus-per-node 8 -- ...",
             )
         return World(nodes, gpus)
     if wanted == "cpu":
         return World(nodes, os.cpu_count() or 1)
     if not wanted.isdigit() or int(wanted) < 1 or nodes < 1:
         raise MayaError(
-            f"torchrun --nnodes {args.nnodes} --nproc-per-node {wanted} is no world.", "Both must be at least 1."
+            f"torchrun --nnodes {args.nnodes} --nproc-per-node {wanted} asks for no ranks.",
+            "Both numbers must be at least 1.",
         )
     return World(nodes, int(wanted))
 
 
 def program_of(args: Namespace, local_rank: int) -> list[str]:
-    """The command a rank runs."""
+    """The command that a rank runs."""
     from torch.distributed.run import get_use_env
 
     if args.no_python:
@@ -85,7 +83,7 @@ def program_of(args: Namespace, local_rank: int) -> list[str]:
 
 
 def rank_environment(args: Namespace, world: World, rank: int) -> dict[str, str]:
-    """What torchrun's agent sets for a worker, given these arguments."""
+    """The variables that torchrun's agent sets for a worker, given these arguments."""
     endpoint = (args.rdzv_endpoint or "").split(":")[0]
     address = "localhost" if args.standalone else endpoint or args.master_addr or "127.0.0.1"
     return {
@@ -96,21 +94,12 @@ def rank_environment(args: Namespace, world: World, rank: int) -> dict[str, str]
     }
 
 
-def launch(args: Namespace, link: Link, settings: ProcessSettings, within: RankSetting | None = None) -> int:
+def launch(args: Namespace, launcher: RankLauncher, setting: RankSetting | None = None) -> int:
     """Runs the ranks of a torchrun command. The exit code of the first that failed, or 0."""
-    within = within or RankSetting()
-    world = world_of(args, settings.gpus)
-    program_of(args, 0)  # a wrong one is said now
-
-    def start(rank: int) -> RankProcess:
-        # A progress bar shares the terminal with rank 0's output, so both must come from here.
-        apart = rank != 0 or sys.stderr.isatty()
-        program = program_of(args, rank % world.ranks_per_node)
-        environment = {**within.environment, **rank_environment(args, world, rank)}
-        # The first rank of a job runs while the process that the others are forked from starts.
-        warm = within.fork_server or (fork_server if rank else None)
-        return start_rank(program, settings, world, rank, environment, apart, within.output, warm)
-
-    link.idle(True)
-    with ForkServer() as fork_server:
-        return run_ranks(link, world.size, start)
+    world = world_of(args, launcher.settings.gpus)
+    return launcher.run(
+        world,
+        lambda rank: program_of(args, rank % world.ranks_per_node),
+        lambda rank: rank_environment(args, world, rank),
+        setting,
+    )

@@ -20,7 +20,6 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
-import maya_core
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import Gpu
 from maya_core.hardware.cluster import Cluster
@@ -29,6 +28,7 @@ from maya_core.predictor.durations import Durations, Provenance
 from maya_core.predictor.families import FAMILIES
 from maya_core.predictor.placement import Placement, island_size
 from maya_core.predictor.profile import SHIPPED, first_line, user_folder
+from maya_core.version import __version__
 
 # A factor may fall with the predicted time t, but t x factor(t) must not: above t^-1. Half of that is all that is taken.
 STEEPEST = 0.5
@@ -312,7 +312,7 @@ def _measured_collectives(
 @functools.cache
 def shipped_digest() -> str:
     """Which predictions this is: Maya's version and the profiles that come with it."""
-    digest = hashlib.sha256(maya_core.__version__.encode())
+    digest = hashlib.sha256(__version__.encode())
     for path in sorted(SHIPPED.rglob("*.json")):
         digest.update(path.relative_to(SHIPPED).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()[:16]
@@ -365,7 +365,7 @@ def load_calibration(gpu: Gpu | str, name: str | None = None) -> Calibration | N
         return None
     newest = found[0]
     if newest.shipped != shipped_digest():
-        from maya_core.calibrate.factors import refit
+        from maya_core.predictor.calibration_factors import refit
 
         newest = refit(newest)
     return newest

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import dataloader
 
-from maya_core.device.patches import Patches
+from maya_core.patches import Patches
 
 DEEPEST = 4  # levels of lists and dicts in a batch that are looked into
 
@@ -27,7 +27,7 @@ class _Loader:
     taken: list[tuple[int, int, int, int]] = field(default_factory=list)
 
 
-class DataRecord:
+class BatchRecord:
     """Notes every batch that is taken with gradients enabled. Of several loaders the one with most batches that are trained on
     counts: validation's are not followed by a backward.
 
@@ -51,7 +51,7 @@ class DataRecord:
             if self._within or not torch.is_grad_enabled():
                 return batch
             try:
-                size = size_of(batch)
+                size = batch_size(batch)
             except Exception:  # a batch of the user's own kind: nothing of theirs may fail for our counting
                 return batch
             sampler = getattr(iterator, "_index_sampler", None)
@@ -134,7 +134,7 @@ def _replicas(sampler: Any) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def size_of(batch: Any) -> tuple[int, int]:
+def batch_size(batch: Any) -> tuple[int, int]:
     """(samples, tokens): the first dimension of the first tensor that has one, and the integers of the first table of them."""
     tensors = list(tensors_of(batch))
     samples = next((tensor.shape[0] for tensor in tensors if tensor.dim() > 0), 0)

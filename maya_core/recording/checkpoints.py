@@ -21,8 +21,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from maya_core.device.patches import Patches
 from maya_core.errors import MayaError
+from maya_core.patches import Patches
 from maya_core.recording.host_weights import is_unfilled
 
 

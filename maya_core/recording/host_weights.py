@@ -14,7 +14,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import init
 
-from maya_core.device.patches import Patches
+from maya_core.patches import Patches
 
 LARGE = 2**20  # elements of a tensor that may be left out
 FILLED = 2**27  # elements of such tensors that are filled first: a second or so, and all of a model of 100 million

@@ -8,7 +8,7 @@ from types import ModuleType
 import torch
 from torch import nn
 
-from maya_core.device.patches import Patches
+from maya_core.patches import Patches
 from maya_core.trace.schema import Category, Phase
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.optim import optimizer as torch_optimizer
 
-from maya_core.device.patches import Patches
+from maya_core.patches import Patches
 from maya_core.recording.module_paths import on_device, on_host
 from maya_core.trace.schema import Category
 

@@ -6,10 +6,12 @@ the same words: that is how a prediction and the run it was made for find each o
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from typing import Any
 
 import torch
@@ -18,10 +20,13 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from maya_core.recording.batches import size_of, tensors_of
+from maya_core.recording.batches import batch_size, tensors_of
 
 STEPS = 2  # that are looked at: lengths that differ between them are the data's, not the job's
-WRAPPERS = {"DistributedDataParallel": "ddp", "DataParallel": "dp", "DeepSpeedEngine": "deepspeed"}
+WRAPPERS = {"DistributedDataParallel": "ddp", "DataParallel": "dp"}
+# Entry points: modules of frameworks that wrap models or shard parameters in their own way. `WRAPPERS` names classes and what they are called
+# here; `whole_shape(parameter)` returns the unsharded shape and what shards it, or None.
+GROUP = "maya.workloads"
 
 
 @dataclass(frozen=True)
@@ -110,7 +115,7 @@ class WorkloadRecord:
         self._roots.add(root)
         for module in root.modules():
             self._known.add(module)
-            if kind := WRAPPERS.get(type(module).__name__):
+            if kind := _wrappers().get(type(module).__name__):
                 self._sharding.add(kind)
         for shape, dtype, trained, sharding in _parameters(root):
             self._shapes[f"{_words(shape)} {dtype}" + ("" if trained else " frozen")] += 1
@@ -122,7 +127,7 @@ class WorkloadRecord:
             return
         try:
             tensors = [one for one in tensors_of([args, kwargs]) if one.dim()]
-            samples, tokens = size_of([args, kwargs])
+            samples, tokens = batch_size([args, kwargs])
         except Exception:  # inputs of the user's own kind: nothing of theirs may fail for our counting
             return
         shapes = [tuple(one.shape) for one in tensors]
@@ -156,6 +161,16 @@ class WorkloadRecord:
         return sorted(found)
 
 
+@functools.cache
+def _frameworks() -> tuple[Any, ...]:
+    return tuple(entry.load() for entry in sorted(entry_points(group=GROUP)))
+
+
+@functools.cache
+def _wrappers() -> dict[str, str]:
+    return {name: kind for framework in _frameworks() for name, kind in framework.WRAPPERS.items()} | WRAPPERS
+
+
 def _of_the_first(step: list[_Call]) -> list[_Call]:
     """Of several models the first is given the data, and the others what it makes of them."""
     return [call for call in step if call.model == step[0].model]
@@ -180,8 +195,9 @@ def _parameters(root: nn.Module) -> Iterator[tuple[tuple[int, ...], str, bool, l
         shape = tuple(parameter.shape)
         if (placements := getattr(parameter, "placements", None)) is not None:  # a DTensor, whose shape is the whole's
             by = [f"dtensor {','.join(map(repr, placements))}"]
-        if (whole := getattr(parameter, "ds_shape", None)) is not None:
-            shape, by = tuple(whole), ["zero3"]
+        for framework in _frameworks():
+            if (found := framework.whole_shape(parameter)) is not None:
+                shape, by = found[0], [found[1]]
         yield shape, _dtype(parameter.dtype), parameter.requires_grad, by
 
 

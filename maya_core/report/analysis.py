@@ -1,44 +1,21 @@
-"""A job, priced and put on a clock: what every figure and picture of the report is read off."""
+"""A job, priced and simulated: every figure and picture of the report is read from it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 from maya_core.hardware.cluster import Cluster
-from maya_core.hardware.models import Gpu
-from maya_core.predictor.attention_kind import DEFAULT_ATTENTION
-from maya_core.predictor.calibration import Calibration, load_calibration
+from maya_core.predictor.calibration import Calibration
 from maya_core.predictor.pricing import Predictor, TraceDurations, durations_of
-from maya_core.simulator.host import Host
+from maya_core.request import PredictionOptions
 from maya_core.simulator.simulate import RankTimeline, Timeline, simulate
 from maya_core.trace.hangs import find_hangs
 from maya_core.trace.job import JobTrace
 from maya_core.trace.schema import EventKind
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a prediction may be told beside the trace and the cluster."""
-
-    host: Host = Host.MODELLED
-    attention: str = DEFAULT_ATTENTION
-    samples_per_step: float | None = None  # of the whole job
-    tokens_per_step: float | None = None
-    burst: bool = False
-    calibration: Calibration | None = None
-
-    def calibrated(self, gpu: Gpu, name: str | None = None) -> Options:
-        """With the user's own measurements of this GPU, if there are any: the newest, or those of that name."""
-        return replace(self, calibration=load_calibration(gpu, name))
-
-    @property
-    def host_factor(self) -> float:
-        """How much longer the host takes than it is taken to, by actual runs."""
-        return self.calibration.runs.host if self.calibration is not None and self.calibration.runs is not None else 1.0
 
 
 @dataclass(frozen=True)
@@ -58,10 +35,11 @@ class Window:
 class Analysis:
     job: JobTrace
     cluster: Cluster
-    options: Options
+    options: PredictionOptions
     durations: dict[int, TraceDurations]
     timeline: Timeline | None  # None: the job hangs
     hangs: list[str] = field(default_factory=list)
+    calibration: Calibration | None = None  # the user's own measurements of this GPU
 
     @cached_property
     def steps(self) -> int:
@@ -96,22 +74,25 @@ class Analysis:
 
 
 def analyse(
-    job: JobTrace, cluster: Cluster, options: Options | None = None, progress: Callable[[str], None] = lambda _: None
+    job: JobTrace,
+    cluster: Cluster,
+    options: PredictionOptions | None = None,
+    calibration: Calibration | None = None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Analysis:
-    """Prices the job for the cluster and plays it. `progress` is told what is being done."""
-    options = options or Options()
+    """Prices the job for the cluster and simulates it. `progress` is called with what is being done."""
+    options = options or PredictionOptions()
     progress("looking for hangs")
     hangs = [str(hang) for hang in find_hangs(job)] or _unexplained(job)
-    predictor = Predictor(
-        cluster.gpu, burst=options.burst, attention=options.attention, calibration=options.calibration
-    )
+    predictor = Predictor(cluster.gpu, burst=options.burst, attention=options.attention, calibration=calibration)
     durations = {}
     for number, (rank, trace) in enumerate(job.ranks.items(), 1):
         progress(f"pricing kernels, rank {number} of {len(job.ranks)}")
         durations[rank] = durations_of(trace, cluster, predictor, job.command)
     progress("simulating")
-    timeline = None if hangs else simulate(job, durations, cluster, host=options.host, host_factor=options.host_factor)
-    return Analysis(job, cluster, options, durations, timeline, hangs)
+    host_factor = calibration.runs.host if calibration is not None and calibration.runs is not None else 1.0
+    timeline = None if hangs else simulate(job, durations, cluster, host=options.host, host_factor=host_factor)
+    return Analysis(job, cluster, options, durations, timeline, hangs, calibration)
 
 
 def _unexplained(job: JobTrace) -> list[str]:

@@ -19,10 +19,10 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from maya_core.files import FileKind, write_file
 from maya_core.predictor.families import title
 from maya_core.report import wording
 from maya_core.report.analysis import Analysis
-from maya_core.report.files import FileKind, write_file
 from maya_core.report.page.memory_chart import curves, shown
 from maya_core.report.page.timeline_chart import timeline
 from maya_core.report.prediction import Prediction

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from maya_core.errors import MayaError
-from maya_core.report.files import FileKind, write_file
+from maya_core.files import FileKind, write_file
 from maya_core.trace.memory_peaks import CATEGORIES, allocated, blocks, devices_used, reserved
 from maya_core.trace.rank import RankTrace
 from maya_core.trace.schema import EventKind, Phase

@@ -1,9 +1,4 @@
-"""From an analysed job to a Prediction.
-
-    prediction = predict(read_job("maya-out"), cluster("h100", 8))
-
-`analyse` comes first where pictures are wanted too: they need the timeline.
-"""
+"""Summarizes an analysed job as a Prediction: time, throughput, FLOPs, cost, energy, and what a reader should be careful about."""
 
 from __future__ import annotations
 
@@ -12,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-import maya_core
 from maya_core.hardware.catalog import gpus
 from maya_core.hardware.cluster import Cluster
 from maya_core.hardware.dtypes import dtype
@@ -23,7 +17,7 @@ from maya_core.ops.plan import flops_of
 from maya_core.predictor.calibration import shipped_digest
 from maya_core.predictor.pricing import Predictor, settled_calls
 from maya_core.report import breakdown, wording
-from maya_core.report.analysis import Analysis, Options, analyse
+from maya_core.report.analysis import Analysis
 from maya_core.report.compilation import caveats as caveats_of_compiling
 from maya_core.report.compilation import compiled
 from maya_core.report.gpu_memory import memory, unplaced_bytes
@@ -50,6 +44,7 @@ from maya_core.trace.job import JobTrace
 from maya_core.trace.memory_peaks import devices_used
 from maya_core.trace.rank import RankTrace
 from maya_core.trace.schema import EventKind, Phase
+from maya_core.version import __version__
 
 # What is not known of some ops, for the reader to weigh. docs/memory.md says more.
 CAVEATS = {
@@ -65,13 +60,8 @@ POWER = {"compute_s": 0.9, "exposed_communication_s": 0.45, "waiting_s": 0.35, "
 SCORES_AGAIN = 1 / 5
 
 
-def predict(job: JobTrace, cluster: Cluster, options: Options | None = None) -> Prediction:
-    return prediction_of(analyse(job, cluster, options))
-
-
-def prediction_of(analysis: Analysis) -> Prediction:
-    """Reads the prediction off an analysed job."""
-    job, cluster, calibration = analysis.job, analysis.cluster, analysis.options.calibration
+def summarize(analysis: Analysis) -> Prediction:
+    job, cluster, calibration = analysis.job, analysis.cluster, analysis.calibration
     traces = list(job.ranks.values())
     ranks = [each for each in (breakdown.rank_time(analysis, one) for one in _timelines(analysis)) if each is not None]
     step = analysis.step_time_s
@@ -84,7 +74,7 @@ def prediction_of(analysis: Analysis) -> Prediction:
     peak = flops.peak_flops_per_gpu * job.world_size if flops else 0.0
     tokens = work.tokens_per_step / step if step and work.tokens_per_step else None
     return Prediction(
-        maya=maya_core.__version__,
+        maya=__version__,
         step_time_s=step,
         step_time_range_s=_range(step, known),
         warm_up_s=float(analysis.timeline.step_ends[0]) if step and analysis.timeline and analysis.steps > 1 else None,
@@ -380,7 +370,7 @@ def _caveats(analysis: Analysis) -> list[str]:
             found.append(
                 f"The program described {', '.join(kept[:MOST_NAMES])} itself: kernels are as it said for {emulated}."
             )
-    calibration = analysis.options.calibration
+    calibration = analysis.calibration
     if calibration is not None and calibration.runs is not None and calibration.runs.shipped != shipped_digest():
         found.append(
             f"The factors of calibration '{calibration.name}' were fitted to another version of Maya: make it anew with `maya calibrate --from-mlflow`."

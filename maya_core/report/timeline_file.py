@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from maya_core.errors import MayaError
+from maya_core.files import FileKind, rank_paths, write_file
 from maya_core.hardware.dtypes import item_bytes
 from maya_core.ops.kernel import Copy, Kernel
 from maya_core.report.analysis import Analysis
-from maya_core.report.files import FileKind, rank_paths, write_file
 from maya_core.simulator.clock import WorkKind
 from maya_core.simulator.host import KERNEL_GAP_S, LAUNCH_S, host_seconds
 from maya_core.simulator.simulate import RankTimeline

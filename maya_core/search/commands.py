@@ -1,9 +1,10 @@
-"""`maya recipes`, `maya search`, `maya size` and `maya check`: the command line of this folder."""
+"""The commands `maya recipes`, `maya search`, `maya size` and `maya check`."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -14,33 +15,40 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from maya_core import pipeline
+from maya_core.command_options import takes
 from maya_core.errors import MayaError
+from maya_core.files import FileKind, check_target, write_file
 from maya_core.hardware.catalog import DEFAULT_GPU, find_gpu, use_hardware_file
 from maya_core.hardware.units import read_count, read_duration, read_share
 from maya_core.launch.signals import ended_by_signal
-from maya_core.report.files import FileKind, check_target, write_file
 from maya_core.report.prediction import Prediction
+from maya_core.report.prediction_file import read_prediction
+from maya_core.request import PredictionOptions, Request
 from maya_core.search import result
 from maya_core.search.executors import Executor, LocalExecutor, RayExecutor
 from maya_core.search.recipe import CheckedRecipe
 from maya_core.search.shipped import find_recipe, new_recipe, shipped
 from maya_core.search.study import OBJECTIVES, SAMPLERS, Goal, Plan, Search, Trial
 from maya_core.search.trial import task_of
+from maya_core.trace.job import PREDICTION, read_job
+from maya_core.tracking import search_trackers
 
-recipes = typer.Typer(help="Jobs as files: those that are shipped, and new ones.")
+recipes = typer.Typer(help="Lists the shipped recipes, and writes new ones. A recipe is a job as a file.")
 
 RecipeArgument = Annotated[str, typer.Argument(help="A recipe's file, or the name of a shipped one.", metavar="RECIPE")]
-ProfileOption = Annotated[
-    str | None, typer.Option("--profile", help="A calibration of yours by name, or 'none'. Default: the GPU's newest.")
+TokensOption = Annotated[str | None, typer.Option(help="The tokens of the whole training, such as 1e12 or 300B.")]
+SamplesOption = Annotated[
+    str | None, typer.Option(help="The samples of the whole training (images, for example), such as 115M.")
 ]
-HardwareOption = Annotated[
-    Path | None, typer.Option("--hardware", help="A TOML file with hardware and prices of your own.")
+WorkersOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="How many trials run at a time. Default: the number of cores, or of Ray's CPUs."),
 ]
-TokensOption = Annotated[str | None, typer.Option(help="Of the whole training: 1e12, 300B.")]
-SamplesOption = Annotated[str | None, typer.Option(help="The same in samples, of images say: 115M.")]
-WorkersOption = Annotated[int | None, typer.Option(min=1, help="Trials at a time. Default: the cores, or Ray's CPUs.")]
-RayOption = Annotated[str | None, typer.Option(help="Of the Ray cluster. Default: auto.", metavar="ADDRESS")]
-ExecutorOption = Annotated[str, typer.Option(help="'local', or 'ray' for an existing Ray cluster.")]
+RayOption = Annotated[
+    str | None, typer.Option(help="The address of the Ray cluster. Default: auto.", metavar="ADDRESS")
+]
+ExecutorOption = Annotated[str, typer.Option(help="Where trials run: 'local', or 'ray' for an existing Ray cluster.")]
 
 
 def number(text: str | None, read: object, option: str) -> float | None:
@@ -73,13 +81,11 @@ def list_recipes(context: typer.Context) -> None:
     for path in shipped():
         job = find_recipe(str(path))
         spec = job.recipe.cluster
-        where = f"{spec.nodes * (spec.gpus_per_node or 1)} x {spec.gpu or spec.node}"
+        where = f"{(spec.nodes or 1) * (spec.gpus_per_node or 1)} x {spec.gpu or spec.node}"
         table.add_row(job.name, job.recipe.about, where, f"{job.size:,}")
     Console().print(table)
     Console().print(
-        Text(
-            "maya search NAME looks for the best of its configurations; maya check NAME runs its default.", style="dim"
-        )
+        Text("`maya search NAME` finds its best configuration; `maya check NAME` runs its default.", style="dim")
     )
 
 
@@ -87,15 +93,15 @@ def list_recipes(context: typer.Context) -> None:
 def new(
     path: Annotated[Path, typer.Argument(help="The file to write.", metavar="FILE.yaml")],
     command: Annotated[list[str], typer.Argument(help="The command, as you would type it.", metavar="-- COMMAND")],
-    gpu: Annotated[str, typer.Option(help="Which GPU it runs on.")] = DEFAULT_GPU,
-    nodes: Annotated[int, typer.Option(min=1)] = 1,
-    gpus_per_node: Annotated[int, typer.Option(min=1)] = 1,
+    gpu: Annotated[str, typer.Option(help="The GPU that it runs on.")] = DEFAULT_GPU,
+    nodes: Annotated[int, typer.Option(min=1, help="The number of nodes.")] = 1,
+    gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs of each node.")] = 1,
 ) -> None:
-    """Writes a recipe for a command: options with numbers that people turn become knobs."""
+    """Writes a recipe for a command. Options with numbers that people usually tune become knobs."""
     if path.exists():
-        raise MayaError(f"{path} is there already: it will not be overwritten.", "Give another name.")
+        raise MayaError(f"{path} exists: it will not be overwritten.", "Give another name.")
     if not path.parent.is_dir():
-        raise MayaError(f"there is no folder {path.parent}.", "Make it, or give another path.")
+        raise MayaError(f"there is no folder {path.parent}.", "Create it, or give another path.")
     nodes, gpus_per_node = _world_in(command, nodes, gpus_per_node)
     path.write_text(new_recipe(command, find_gpu(gpu).name, nodes, gpus_per_node))
     try:
@@ -107,88 +113,67 @@ def new(
 
 
 def _world_in(command: list[str], nodes: int, gpus_per_node: int) -> tuple[int, int]:
-    """Of torchrun's options, or of those that other launchers have for it."""
-    from maya_core.launch import torchrun
+    """The nodes and the GPUs per node that the command asks its launcher for, if it does."""
+    from maya_core.launch import launchers, torchrun
 
     args = torchrun.parse(command)
-    if args is None:
-        given = {}
-        for place, word in enumerate(command):
-            name, equals, value = word.partition("=")
-            given[name] = value if equals else (command[place + 1 : place + 2] or [""])[0]
-        for name in ("--num_nodes", "--num_machines"):
-            nodes = int(given[name]) if given.get(name, "").isdigit() else nodes
-        if given.get("--num_gpus", "").isdigit():
-            gpus_per_node = int(given["--num_gpus"])
-        return nodes, gpus_per_node
-    world = torchrun.world_of(args, gpus_per_node)
-    return world.nodes, world.ranks_per_node
+    if args is not None:
+        world = torchrun.world_of(args, gpus_per_node)
+        return world.nodes, world.ranks_per_node
+    requested = launchers.requested_world(command)
+    return requested[0] or nodes, requested[1] or gpus_per_node
 
 
+@takes(PredictionOptions, but=("samples_per_step", "tokens_per_step"), tracked=True)
 def search(
     recipe: RecipeArgument,
-    trials: Annotated[int, typer.Option(min=1, help="At most so many; the grid takes all.")] = 100,
-    sampler: Annotated[str, typer.Option(help="tpe, cmaes, nsga2 (time and cost both), grid or random.")] = "tpe",
+    request: Request,
+    trials: Annotated[int, typer.Option(min=1, help="The most trials to run. A grid runs all of its points.")] = 100,
+    sampler: Annotated[str, typer.Option(help="tpe, cmaes, nsga2 (time and cost together), grid or random.")] = "tpe",
     objective: Annotated[str | None, typer.Option(help=f"{', '.join(OBJECTIVES)}. Default: the recipe's.")] = None,
     tokens: TokensOption = None,
     samples: SamplesOption = None,
-    deadline: Annotated[str | None, typer.Option(help="The whole training must be done by then. 72h, 3d.")] = None,
-    budget: Annotated[str | None, typer.Option(help="US dollars that the whole training may cost. 200k.")] = None,
+    deadline: Annotated[str | None, typer.Option(help="The longest that the whole training may take: 72h, 3d.")] = None,
+    budget: Annotated[str | None, typer.Option(help="US dollars that the whole training may cost: 200k.")] = None,
     memory_margin: Annotated[
-        str | None, typer.Option(help="Share of a GPU's memory to leave free, like 5%. Default: the recipe's.")
+        str | None, typer.Option(help="Share of a GPU's memory that must stay free, like 5%. Default: the recipe's.")
     ] = None,
     study: Annotated[
-        Path | None, typer.Option(help="Folder of the search; it goes on where it was. Default: maya-search/NAME.")
+        Path | None,
+        typer.Option(help="The search's folder; an interrupted search resumes from it. Default: maya-search/NAME."),
     ] = None,
     cache: Annotated[
-        Path | None, typer.Option(help="Folder of predictions that several searches share. Default: the study's own.")
+        Path | None, typer.Option(help="A folder of predictions that several searches share. Default: the study's own.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Another one searches another way.")] = 0,
-    batch: Annotated[int, typer.Option(min=1, help="Configurations that are chosen at a time.")] = 4,
+    seed: Annotated[int, typer.Option(help="The seed of the sampler.")] = 0,
+    batch: Annotated[int, typer.Option(min=1, help="How many configurations are chosen at a time.")] = 4,
     prune: Annotated[
-        bool, typer.Option(help="Leave out what surely does not fit, by what the recipe declares.")
+        bool, typer.Option(help="Skip configurations that certainly do not fit, by what the recipe declares.")
     ] = True,
     workers: WorkersOption = None,
     executor: ExecutorOption = "local",
     ray_address: RayOption = None,
-    mlflow: Annotated[
-        bool, typer.Option("--mlflow", help="Log the search to MLflow, its trials as nested runs.")
-    ] = False,
-    mlflow_experiment: Annotated[str | None, typer.Option(help="The same, in this experiment.", metavar="NAME")] = None,
-    profile: ProfileOption = None,
-    hardware: HardwareOption = None,
 ) -> None:
-    """Looks for the best configuration of a recipe that fits. Killed, the same command goes on where it was."""
-    use_hardware_file(hardware)
+    """Finds the best configuration of a recipe that fits. If it is interrupted, the same command resumes it."""
+    use_hardware_file(request.hardware)
     job = find_recipe(recipe)
-    if sampler not in SAMPLERS:
-        raise MayaError(f"there is no sampler '{sampler}'.", f"There are: {', '.join(SAMPLERS)}.")
-    if objective is not None and objective not in OBJECTIVES:
-        raise MayaError(f"there is no objective '{objective}'.", f"There are: {', '.join(OBJECTIVES)}.")
+    _check_choice("sampler", sampler, SAMPLERS)
+    if objective is not None:
+        _check_choice("objective", objective, OBJECTIVES)
     goal = goal_of(job, objective, sampler == "nsga2", tokens, samples, deadline, budget, memory_margin)
-    tracker = _search_tracker(mlflow_experiment or mlflow)
+    trackers = search_trackers(request.tracking)
     folder = study or Path("maya-search") / job.name
     plan = Plan(sampler=sampler, seed=seed, batch=batch, prune=prune)  # type: ignore[arg-type]
-    known = cache or folder
-    found = Search(
-        job, goal, plan, folder, lambda point: task_of(job, point, known, profile=profile, hardware=hardware)
-    )
+    found = Search(job, goal, plan, folder, lambda point: task_of(job, point, cache or folder, request))
     limit = job.size if sampler == "grid" else trials
     where = executor_of(executor, workers, ray_address)
+    _announce(found, limit, where)
     console = Console()
-    possible = f", {found.possible:,} possible and different" if found.possible is not None else ""
-    console.print(
-        f"{job.name}: {len(job.knobs)} knob{'s' * (len(job.knobs) != 1)}, {job.size:,} points{possible}; {sampler}, at most {min(limit, found.possible or limit):,} trials, {min(where.workers, batch)} at a time."
-        + (f" {found.stored:,} are there from before." if found.stored else ""),
-        highlight=False,
-    )
-    if where.workers > batch:
-        console.print(Text(f"{where.workers} could run at a time: --batch {where.workers} uses them all.", style="dim"))
     try:
         with ended_by_signal():
             _run(found, limit, where)
     except (KeyboardInterrupt, SystemExit):
-        console.print(f"Ended: {len(found.trials):,} trials are kept, and the same command goes on from there.")
+        console.print(f"Interrupted. {len(found.trials):,} trials are kept; the same command resumes the search.")
         raise
     finally:
         where.close()
@@ -198,12 +183,31 @@ def search(
                 console.print(Text(f"Written: {path}", style="dim"))
     console.print(result.told(found))
     if best := found.best():
-        console.print(Text("The best one is launched by:", style="bold"))
+        console.print(Text("Launch the best one with:", style="bold"))
         console.print(f"  {job.program(best[0].point).typed}", soft_wrap=True, highlight=False, markup=False)
-    if tracker is not None:
+    for tracker in trackers:
         tracker(found)
     if not found.best():
         raise typer.Exit(1)
+
+
+def _check_choice(what: str, chosen: str, choices: Sequence[str]) -> None:
+    if chosen not in choices:
+        raise MayaError(f"there is no {what} '{chosen}'.", f"The choices are {', '.join(choices)}.")
+
+
+def _announce(search: Search, limit: int, where: Executor) -> None:
+    console, job, plan = Console(), search.job, search.plan
+    possible = f", {search.possible:,} of them possible and different" if search.possible is not None else ""
+    most = min(limit, search.possible or limit)
+    console.print(
+        f"{job.name}: {len(job.knobs)} knob{'s' * (len(job.knobs) != 1)}, {job.size:,} points{possible}; {plan.sampler}, at most {most:,} trials, {min(where.workers, plan.batch)} at a time."
+        + (f" {search.stored:,} are known from before." if search.stored else ""),
+        highlight=False,
+    )
+    if where.workers > plan.batch:
+        hint = f"{where.workers} could run at a time: --batch {where.workers} would use all of them."
+        console.print(Text(hint, style="dim"))
 
 
 def goal_of(
@@ -278,53 +282,42 @@ def _so_far(search: Search) -> str:
     return f"{result.counts_in_words(search)}; best so far {figures[0]}, trial {best[0].number}: {result.knobs_in_words(search.job, best[0].point)}"
 
 
-def _search_tracker(asked: bool | str):  # type: ignore[no-untyped-def]
-    """What logs a search, by an integration's entry point."""
-    if asked is False:
-        return None
-    from importlib.metadata import entry_points
-
-    from maya_core.report.tracking import TRACKERS
-
-    for entry in entry_points(group=TRACKERS, name="mlflow_search"):
-        return entry.load()(None if asked is True else asked)
-    raise MayaError("Maya's part for MLflow is not installed.", "pip install 'maya-emulator[mlflow]'")
-
-
+@takes(PredictionOptions, but=("samples_per_step", "tokens_per_step"))
 def size(
     recipe: RecipeArgument,
+    request: Request,
     tokens: TokensOption = None,
     samples: SamplesOption = None,
-    deadline: Annotated[str | None, typer.Option(help="It must be done by then. 72h, 30d.")] = None,
-    budget: Annotated[str | None, typer.Option(help="US dollars it may cost. 200k, 1.5M.")] = None,
+    deadline: Annotated[str | None, typer.Option(help="The longest that the training may take: 72h, 30d.")] = None,
+    budget: Annotated[str | None, typer.Option(help="US dollars that it may cost: 200k, 1.5M.")] = None,
     gpu: Annotated[
-        list[str] | None, typer.Option(help="A GPU to look at; several times. Default: the recipe's.")
+        list[str] | None,
+        typer.Option(help="A GPU to try. Give it several times to try several. Default: the recipe's."),
     ] = None,
-    nodes: Annotated[
-        str | None, typer.Option(help="Numbers of nodes to look at: 1,2,4,8. Default: the recipe's.")
-    ] = None,
+    nodes: Annotated[str | None, typer.Option(help="Numbers of nodes to try: 1,2,4,8. Default: the recipe's.")] = None,
     memory_margin: Annotated[
-        str | None, typer.Option(help="Share of memory to leave free. Default: the recipe's.")
+        str | None, typer.Option(help="Share of memory that must stay free. Default: the recipe's.")
     ] = None,
     emit: Annotated[
         Path | None,
-        typer.Option(help="Write a Slurm script, a PyTorchJob and a SkyPilot task for the choice here.", metavar="DIR"),
+        typer.Option(
+            help="A folder to write a Slurm script, a PyTorchJob and a SkyPilot task for the chosen cluster to.",
+            metavar="DIR",
+        ),
     ] = None,
-    study: Annotated[Path | None, typer.Option(help="Folder for what is found. Default: maya-search/NAME.")] = None,
+    study: Annotated[Path | None, typer.Option(help="The folder for what is found. Default: maya-search/NAME.")] = None,
     workers: WorkersOption = None,
     executor: ExecutorOption = "local",
     ray_address: RayOption = None,
-    profile: ProfileOption = None,
-    hardware: HardwareOption = None,
 ) -> None:
-    """The cheapest cluster that trains so many tokens in time, and the runners-up. The job's knobs are at the recipe's default."""
+    """Finds the cheapest cluster that trains this many tokens in time, and the next best. The job's knobs are at the recipe's default."""
     from maya_core.search import sizing
     from maya_core.search.launch_files import write_files
 
-    use_hardware_file(hardware)
+    use_hardware_file(request.hardware)
     job = find_recipe(recipe)
     if tokens is None and samples is None:
-        raise MayaError("how much is to be trained?", "Give --tokens 1e12, or --samples 115M.")
+        raise MayaError("the length of the training is missing.", "Give --tokens 1e12, or --samples 115M.")
     goal = goal_of(job, "cost", False, tokens, samples, deadline, budget, memory_margin)
     gpus = [find_gpu(one).name for one in gpu or job.recipe.sizes.gpus or [job.recipe.cluster.gpu or ""] if one]
     counts = _counts(nodes) or job.recipe.sizes.nodes
@@ -340,7 +333,7 @@ def size(
                 shown.update(f"{len(done)} of {len(gpus) * len(counts)} clusters: {found.name}")
 
             sizes = sizing.walk(
-                job, gpus, counts, goal, folder, where, profile=profile, hardware=hardware, on_size=on_size
+                job, gpus, counts, goal, folder, where, given=request, on_size=on_size
             )  # fmt: skip
     finally:
         where.close()
@@ -350,10 +343,14 @@ def size(
             console.print(Text(f"{one.name} {one.broken}: {one.outcome.why}", style="dim"))
     best = sizes[0]
     if best.broken is not None:
-        console.print(Text(f"None of these {len(sizes)} clusters does: the nearest {best.broken}.", style="bold red"))
+        console.print(
+            Text(f"None of these {len(sizes)} clusters works: the nearest one {best.broken}.", style="bold red")
+        )
         raise typer.Exit(1)
     there = sizing.sized(job, best.gpu, best.nodes)
-    console.print(f"Launched by:\n  {there.program(best.point).typed}", soft_wrap=True, highlight=False, markup=False)
+    console.print(
+        f"Launch it with:\n  {there.program(best.point).typed}", soft_wrap=True, highlight=False, markup=False
+    )
     if emit is not None:
         for path in write_files(there, best.point, emit):
             console.print(Text(f"Written: {path}", style="dim"))
@@ -387,39 +384,43 @@ def _sizes_table(job: CheckedRecipe, sizes: list, goal: Goal) -> Table:
         )
         table.add_row(
             one.name, days, f"${one.usd:,.0f}" if one.usd else "-", wording.seconds(one.outcome.step_time_s),
-            f"{one.outcome.mfu:.1%}" if one.outcome.mfu is not None else "-", one.broken or "does",
+            f"{one.outcome.mfu:.1%}" if one.outcome.mfu is not None else "-", one.broken or "works",
         )  # fmt: skip
     return table
 
 
+@takes(PredictionOptions, but=("samples_per_step", "tokens_per_step"))
 def check(
     subjects: Annotated[
         list[str],
         typer.Argument(
-            help="Recipes, or --out folders of `maya run`; of a recipe its default is run.", metavar="RECIPE|DIR..."
+            help="Recipes, whose default configuration is run, or --out folders of `maya run`.", metavar="RECIPE|DIR..."
         ),
     ],
-    max_memory: Annotated[str | None, typer.Option(help="Of a GPU, like 76GiB.")] = None,
-    max_step_time: Annotated[str | None, typer.Option(help="Seconds, or like 900ms.")] = None,
-    max_cost_per_1k_steps: Annotated[str | None, typer.Option(help="US dollars.")] = None,
+    request: Request,
+    max_memory: Annotated[str | None, typer.Option(help="The most memory of a GPU, like 76GiB.")] = None,
+    max_step_time: Annotated[str | None, typer.Option(help="The longest step: seconds, or like 900ms.")] = None,
+    max_cost_per_1k_steps: Annotated[str | None, typer.Option(help="The most US dollars per 1,000 steps.")] = None,
     baseline: Annotated[
-        Path | None, typer.Option(help="Figures of before: what --write-baseline wrote, or a prediction.")
+        Path | None, typer.Option(help="Earlier figures to compare with: a file of --write-baseline, or a prediction.")
     ] = None,
-    max_regression: Annotated[str | None, typer.Option(help="Against the baseline, like 3%.")] = None,
-    write_baseline: Annotated[Path | None, typer.Option(help="Write the figures of now here.", metavar="FILE")] = None,
-    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML here.", metavar="FILE")] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Write a Markdown table here.", metavar="FILE")] = None,
+    max_regression: Annotated[
+        str | None, typer.Option(help="How much worse than the baseline a job may be, like 3%.")
+    ] = None,
+    write_baseline: Annotated[
+        Path | None, typer.Option(help="Write the present figures to this file.", metavar="FILE")
+    ] = None,
+    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML to this file.", metavar="FILE")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write a Markdown table to this file.", metavar="FILE")] = None,
     study: Annotated[
-        Path | None, typer.Option(help="Folder for what recipes' runs leave. Default: maya-search/NAME.")
+        Path | None, typer.Option(help="The folder for the runs of recipes. Default: maya-search/NAME.")
     ] = None,
-    profile: ProfileOption = None,
-    hardware: HardwareOption = None,
 ) -> None:
-    """Whether jobs fit, and keep to limits, for a CI: exits with 1 if one does not."""
+    """Checks that jobs fit and keep their limits, for a CI. The exit code is 1 if one does not."""
     from maya_core.hardware.units import read_size
     from maya_core.search import gate
 
-    use_hardware_file(hardware)
+    use_hardware_file(request.hardware)
     limits = gate.Limits(
         number(max_memory, read_size, "--max-memory"),
         number(max_step_time, read_duration, "--max-step-time"),
@@ -427,7 +428,7 @@ def check(
         number(max_regression, read_share, "--max-regression"),
     )
     if (max_regression is None) != (baseline is None):
-        raise MayaError("--baseline and --max-regression belong together.", "Give both, or neither.")
+        raise MayaError("--baseline and --max-regression need each other.", "Give both, or neither.")
     before = gate.read_baseline(baseline) if baseline else None
     kept = gate.read_baseline(write_baseline) if write_baseline and write_baseline.exists() else None
     written = (
@@ -441,10 +442,10 @@ def check(
     named = [_subject(subject) for subject in subjects]
     names = [one.name for one in named]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise MayaError(f"two of these jobs are called {twice[0]}.", "Rename one, or check them apart.")
+        raise MayaError(f"two of these jobs are called {twice[0]}.", "Rename one, or check them separately.")
     verdicts = []
     for one in named:
-        found = _prediction_of(one, study, profile, hardware)
+        found = _prediction_of(one, study, request)
         verdicts.append(
             gate.failed(one.name, found) if isinstance(found, str) else gate.judge(one.name, found, limits, before)
         )
@@ -476,19 +477,16 @@ def _subject(given: str) -> _Subject:
     return _Subject(recipe.name, recipe)
 
 
-def _prediction_of(
-    subject: _Subject, study: Path | None, profile: str | None, hardware: Path | None
-) -> Prediction | str:
-    """Of a folder what was predicted there, of a recipe what its default configuration does now; in words why there is none."""
+def _prediction_of(subject: _Subject, study: Path | None, request: Request) -> Prediction | str:
+    """The prediction of a run's folder, or of a recipe's default configuration; a text if there is none."""
     from maya_core.search.executors import guarded
     from maya_core.search.trial import close_worker, predicted
 
     if subject.folder is not None:
-        return _recorded(subject.folder, profile, hardware)
+        return _recorded(subject.folder, request)
     recipe = subject.recipe
     assert recipe is not None
-    folder = study or Path("maya-search") / recipe.name
-    task = task_of(recipe, recipe.default, folder, profile=profile, hardware=hardware)
+    task = task_of(recipe, recipe.default, study or Path("maya-search") / recipe.name, request)
     with ended_by_signal(), Console(stderr=True).status(f"emulating {recipe.name}"):
         try:
             outcome = guarded(task, Path.cwd())
@@ -498,19 +496,11 @@ def _prediction_of(
     return found or f"{outcome.why}\nIts command: {recipe.program(recipe.default).typed}"
 
 
-def _recorded(folder: Path, profile: str | None, hardware: Path | None) -> Prediction:
-    """As `maya run` told it, by its own options; anew where other hardware or another calibration is asked for."""
-    from maya_core.report.analysis import Options
-    from maya_core.report.files import read_prediction
-    from maya_core.report.summary import predict
-    from maya_core.report.what_if import recorded_cluster
-    from maya_core.trace.job import PREDICTION, read_job
-
-    if profile is None and hardware is None and (folder / PREDICTION).exists():
+def _recorded(folder: Path, request: Request) -> Prediction:
+    """What `maya run` predicted with its own options; a new prediction if options are given here."""
+    if not request.model_fields_set - {"tracking"} and (folder / PREDICTION).exists():
         return read_prediction(folder / PREDICTION)
-    job = read_job(folder)
-    machine = recorded_cluster(job)
-    return predict(job, machine, Options().calibrated(machine.gpu, profile))
+    return pipeline.predict(read_job(folder), request)
 
 
 def _verdict_table(verdict) -> Table:  # type: ignore[no-untyped-def]

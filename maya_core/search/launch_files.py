@@ -12,7 +12,7 @@ from torch.distributed.run import get_use_env
 
 from maya_core.errors import MayaError
 from maya_core.launch import torchrun
-from maya_core.launch.run import launcher_in
+from maya_core.launch.launchers import launcher_in
 from maya_core.search.recipe import CheckedRecipe, Point, Program
 
 # SkyPilot's names of accelerators, where they are not the catalog's in capitals.

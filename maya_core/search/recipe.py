@@ -1,5 +1,5 @@
-"""A recipe: a job as a YAML file. Its command with places to fill in, its cluster, the knobs that may be turned and what must hold of
-them. Read strictly: whatever is wrong is said with the file and the line, before anything runs."""
+"""A recipe: a job as a YAML file. It has a command with placeholders, a cluster, knobs that may be turned, and conditions on them. Recipes are
+read strictly: a mistake is reported with the file and the line, before anything runs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,24 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import find_gpu, find_network, find_node
 from maya_core.hardware.units import Share
-from maya_core.predictor.attention_kind import DEFAULT_ATTENTION
+from maya_core.request import ClusterOptions, PredictionOptions, Request
 from maya_core.search.expression import Expression, Value
 
-# What a knob of that name sets is the cluster. Of these the program sees nothing, and its trace is priced again:
+# Knobs of these names set the cluster. The program does not notice the hardware, so its trace is priced again:
 HARDWARE = ("gpu", "node", "network")
 CLUSTER = (*HARDWARE, "nodes", "gpus_per_node")
 MOST_POINTS = 1_000_000
@@ -35,22 +44,17 @@ class RecipePart(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class ClusterSpec(RecipePart):
-    """What the job runs on unless a knob says otherwise."""
+# Options of a prediction that a recipe may set, beside `samples_per_step` and `tokens_per_step`, which are expressions there.
+RECIPE_OPTIONS = PredictionOptions.model_fields.keys() - {"samples_per_step", "tokens_per_step", "profile", "hardware"}
 
-    gpu: str | None = None
-    node: str | None = None
-    nodes: PositiveInt = 1
-    gpus_per_node: PositiveInt | None = None
-    network: str | None = None
-    price_per_gpu_hour: PositiveFloat | None = None
+
+class ClusterSpec(ClusterOptions):
+    """The hardware that the job runs on, unless a knob changes it."""
 
     @property
     def board(self) -> str | None:
-        """Its GPU by the catalog's name; None where neither it nor a node is named."""
-        if self.gpu is not None:
-            return find_gpu(self.gpu).name
-        return find_node(self.node).gpu if self.node is not None else None
+        """The GPU by the catalog's name; None where neither a GPU nor a node is named."""
+        return self.gpu_name if self.gpu is not None or self.node is not None else None
 
 
 def _shorthand(value: object) -> object:
@@ -58,11 +62,11 @@ def _shorthand(value: object) -> object:
 
 
 class Knob(RecipePart):
-    """A choice. Values stand in the command as they are, or, given as `name: words`, by the words."""
+    """A choice. Values stand in the command as they are; given as `name: words`, the words do."""
 
     values: list[Value] | dict[str, str]
-    when: str | None = None  # an expression; where it does not hold the knob is at its first value
-    # Surely, from each value to the next, all else equal: what `search` may conclude from.
+    when: str | None = None  # an expression; where it is false, the knob stays at its first value
+    # What certainly happens from each value to the next, all else equal: `search` draws conclusions from it.
     memory: Literal["rises", "falls"] | None = None
     time: Literal["rises", "falls"] | None = None
     about: str = ""
@@ -76,15 +80,15 @@ class Knob(RecipePart):
 
 
 class Constraints(RecipePart):
-    """What a configuration has to keep to, beside fitting into memory."""
+    """Limits that a configuration has to keep, beside fitting into memory."""
 
-    memory_margin: Share = 0.0  # of a GPU's memory, to be left free
+    memory_margin: Share = 0.0  # the share of a GPU's memory that must stay free
     max_step_time_s: PositiveFloat | None = None
     max_usd_per_1k_steps: PositiveFloat | None = None
 
 
 class SizeChoices(RecipePart):
-    """What `maya size` walks unless told otherwise."""
+    """The clusters that `maya size` tries, unless its options name others."""
 
     gpus: list[str] = []
     nodes: list[PositiveInt] = []
@@ -95,7 +99,7 @@ class Published(RecipePart):
 
     figure: str  # a name of the prediction's: step_time_s, tokens_per_s_per_gpu, mfu, ...
     value: float
-    at: Point = {}  # by which values of the knobs
+    at: Point = {}  # the values of the knobs
     source: str
 
 
@@ -110,9 +114,9 @@ class Recipe(RecipePart):
     cluster: ClusterSpec
     steps: Annotated[int, Field(ge=2)] = 3
     space: Knobs = {}
-    default: Point = {}  # the configuration people would begin with; knobs that are not named: their first value
+    default: Point = {}  # the configuration that people would start with; other knobs are at their first value
     constants: dict[str, Value] = {}
-    values: dict[str, str] = {}  # by name an expression of knobs, constants, the cluster and earlier ones
+    values: dict[str, str] = {}  # expressions of knobs, constants, the cluster and earlier values, by name
     require: list[str] = []
     samples_per_step: str | None = None
     tokens_per_step: str | None = None
@@ -121,12 +125,21 @@ class Recipe(RecipePart):
     sizes: SizeChoices = SizeChoices()
     published: list[Published] = []
     environment: dict[str, str] = {}
-    attention: str = DEFAULT_ATTENTION
-    preload: list[str] | None = None  # modules; default: what the script imports
+    preload: list[str] | None = None  # modules; default: those that the script imports
+    options: PredictionOptions = PredictionOptions()  # written as fields of the recipe: `attention: flash3`
+
+    @model_validator(mode="before")
+    @classmethod
+    def _collect_options(cls, raw: Any) -> Any:
+        if not isinstance(raw, dict):
+            return raw
+        given = {name: value for name, value in raw.items() if name in RECIPE_OPTIONS}
+        rest = {name: value for name, value in raw.items() if name not in RECIPE_OPTIONS}
+        return {**rest, "options": {**dict(raw.get("options") or {}), **given}}
 
 
 class Program(BaseModel):
-    """What one point runs: equal programs leave equal traces."""
+    """What one configuration runs. Equal programs leave equal traces."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -144,7 +157,7 @@ class Program(BaseModel):
 
 
 class CheckedRecipe:
-    """A recipe that has been checked, and where it is from."""
+    """A recipe that has been checked, with its file."""
 
     def __init__(self, recipe: Recipe, path: Path, lines: dict[tuple[Any, ...], int], *, checked: bool = True) -> None:
         self.recipe, self.path, self._lines = recipe, path, lines
@@ -164,7 +177,7 @@ class CheckedRecipe:
             self._check()
 
     def on(self, recipe: Recipe) -> CheckedRecipe:
-        """The same file with another recipe in it: another cluster, say."""
+        """The same file with another recipe in it, such as one for another cluster."""
         return CheckedRecipe(recipe, self.path, self._lines, checked=False)
 
     # ---- points ----
@@ -178,12 +191,12 @@ class CheckedRecipe:
         return math.prod(len(knob.choices) for knob in self.knobs.values())
 
     def points(self) -> Iterator[Point]:
-        """All of them, the last knob turning fastest."""
+        """All configurations; the last knob changes fastest."""
         for choice in itertools.product(*(knob.choices for knob in self.knobs.values())):
             yield dict(zip(self.knobs, choice, strict=True))
 
     def canonical(self, point: Mapping[str, Value]) -> Point:
-        """The same configuration with every knob that does not matter in it at its first value."""
+        """The same configuration, with every knob that does not matter in it at its first value."""
         found = dict(point)
         for name, when in self._when.items():
             if not when(self._known(found, only_knobs=True)):
@@ -191,11 +204,11 @@ class CheckedRecipe:
         return found
 
     def values_of(self, point: Mapping[str, Value]) -> dict[str, Any]:
-        """Everything a place in the command or an expression may name."""
+        """Everything that a placeholder in the command or an expression may name."""
         return self._known(self.canonical(point))
 
     def violated(self, point: Mapping[str, Value]) -> str | None:
-        """What of `require` does not hold; None if the configuration is possible."""
+        """The condition of `require` that is not met; None if the configuration is possible."""
         try:
             values = self.values_of(point)
             return next((one.text for one in self._require if not one(values)), None)
@@ -203,7 +216,7 @@ class CheckedRecipe:
             return str(error)
 
     def cluster_of(self, point: Mapping[str, Value]) -> ClusterSpec:
-        """With a knob for the GPU, the recipe's own node, network and price are of another one, and the other way round."""
+        """The cluster of a configuration. Where a knob chooses the GPU or the node, the recipe's own node, network and price are not used."""
         set_here = {name: value for name, value in self.canonical(point).items() if name in CLUSTER}
         own = self.recipe.cluster
         if not {"gpu", "node"} & set_here.keys():
@@ -226,9 +239,15 @@ class CheckedRecipe:
         )
 
     def per_step(self, point: Mapping[str, Value]) -> dict[str, float]:
-        """Samples and tokens of a step, as far as the recipe says."""
+        """Samples and tokens of a step, as far as the recipe gives them."""
         values = self.values_of(point)
         return {name: float(expression(values)) for name, expression in self._per_step.items()}
+
+    def request(self, point: Mapping[str, Value]) -> Request:
+        """What is asked of a configuration."""
+        cluster = self.cluster_of(point).model_dump(exclude_none=True)
+        options = self.recipe.options.model_dump(exclude_unset=True)
+        return Request.of(**{**cluster, **options, **self.per_step(point), "steps": self.recipe.steps})
 
     # ---- reading ----
 
@@ -239,9 +258,9 @@ class CheckedRecipe:
         known: dict[str, Any] = {
             "here": str(self.path.resolve().parent),
             **self.recipe.constants,
-            "nodes": spec["nodes"],
+            "nodes": spec.get("nodes") or 1,
             "gpus_per_node": per_node,
-            "gpus": int(spec["nodes"]) * int(per_node),
+            "gpus": int(spec.get("nodes") or 1) * int(per_node),
             **point,
         }
         if not only_knobs:
@@ -257,7 +276,8 @@ class CheckedRecipe:
 
     def _wrong(self, problem: str, *where: Any, advice: str = "") -> MayaError:
         return MayaError(
-            f"{self.path}, line {line_of(self._lines, where)}: {problem}.", advice or "docs/recipes.md has every field."
+            f"{self.path}, line {line_of(self._lines, where)}: {problem}.",
+            advice or "docs/recipes.md describes every field.",
         )
 
     def _check(self) -> None:
@@ -285,7 +305,7 @@ class CheckedRecipe:
             raise self._wrong(f"the space has {self.size:,} points, and {MOST_POINTS:,} are the most", "space")
 
     def _check_names(self) -> None:
-        """Every name that is used must be one that is there by then."""
+        """Every name that is used must be known by then."""
         base = {"here", "nodes", "gpus_per_node", "gpus", *self.knobs, *self.recipe.constants}
         for name, when in self._when.items():
             self._check_known(when.names, base, "space", name, "when")
@@ -375,13 +395,11 @@ class CheckedRecipe:
 
 
 def read_recipe(path: Path) -> CheckedRecipe:
-    """A recipe's file, or a MayaError that names the line."""
+    """Reads a recipe. A mistake raises a MayaError that names the line."""
     try:
         text = path.read_text()
     except OSError as error:
-        raise MayaError(
-            f"no recipe at {path}: {error.strerror}.", "`maya recipes` lists those that are shipped."
-        ) from error
+        raise MayaError(f"no recipe at {path}: {error.strerror}.", "`maya recipes` lists the shipped ones.") from error
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         raw = yaml.safe_load(text)
@@ -389,19 +407,20 @@ def read_recipe(path: Path) -> CheckedRecipe:
         mark = getattr(error, "problem_mark", None)
         at = f", line {mark.line + 1}" if mark else ""
         raise MayaError(
-            f"{path}{at}: this is no YAML ({getattr(error, 'problem', error)}).", "Mend it there."
+            f"{path}{at}: this is not YAML ({getattr(error, 'problem', error)}).", "Correct that line."
         ) from error
     if not isinstance(raw, dict):
-        raise MayaError(f"{path}, line 1: a recipe is a list of fields.", "docs/recipes.md has every field.")
+        raise MayaError(f"{path}, line 1: a recipe is a list of fields.", "docs/recipes.md describes every field.")
     lines = _lines_of(node)
     try:
         recipe = Recipe.model_validate(raw)
     except ValidationError as error:
         first = error.errors()[0]
         where = tuple(first["loc"])
+        where = where[1:] if where[:1] == ("options",) else where
         told = ".".join(str(part) for part in where if not str(part).startswith(("function-", "list[", "dict[")))
         raise MayaError(
-            f"{path}, line {line_of(lines, where)}: {told}: {first['msg']}.", "docs/recipes.md has every field."
+            f"{path}, line {line_of(lines, where)}: {told}: {first['msg']}.", "docs/recipes.md describes every field."
         ) from error
     return CheckedRecipe(recipe, path, lines)
 

@@ -11,13 +11,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-import maya_core
+from maya_core.files import FileKind, write_file
 from maya_core.report import wording
-from maya_core.report.files import FileKind, write_file
 from maya_core.report.terminal import plain_table
 from maya_core.search.recipe import CheckedRecipe, Point
 from maya_core.search.study import LEFT_OUT, Search, Trial
 from maya_core.search.trial import Outcome
+from maya_core.version import __version__
 
 SHOWN = 10
 RESULT, PICTURE = "result.json", "pareto.png"
@@ -129,7 +129,7 @@ def as_json(search: Search) -> dict[str, Any]:
     best = search.best()
     return {
         "format": "maya-search",
-        "maya": maya_core.__version__,
+        "maya": __version__,
         "recipe": search.job.name,
         "goal": search.goal.model_dump(),
         "plan": search.plan.model_dump(),

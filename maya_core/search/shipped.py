@@ -8,9 +8,9 @@ from pathlib import Path
 
 import yaml
 
-import maya_core
 from maya_core.errors import MayaError
 from maya_core.search.recipe import CheckedRecipe, read_recipe
+from maya_core.version import PACKAGE
 
 # Options whose value people would turn, by what they are called.
 TURNED = re.compile(
@@ -23,7 +23,7 @@ NODES = ("--nnodes", "--standalone")  # of torchrun: how many there are is said
 
 def folder() -> Path:
     """In a checkout beside the package, in an installation inside it."""
-    package = Path(maya_core.__file__).parent
+    package = PACKAGE
     inside = package / "recipes"
     return inside if inside.is_dir() else package.parent / "recipes"
 

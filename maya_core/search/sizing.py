@@ -1,5 +1,5 @@
-"""The cheapest cluster that trains so many tokens by a deadline, for a budget. For every number of nodes the recipe's program is emulated once;
-GPUs are told from its trace where that can tell."""
+"""The cheapest cluster that trains a number of tokens by a deadline and within a budget. For every number of nodes the recipe's program is
+emulated once; other GPUs are priced from its trace where that is possible."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import find_gpu
 from maya_core.hardware.cluster import cluster
+from maya_core.request import Request
 from maya_core.search.executors import Executor
 from maya_core.search.recipe import CLUSTER, CheckedRecipe, Point, Recipe
 from maya_core.search.study import Goal
@@ -64,11 +65,10 @@ def walk(
     executor: Executor,
     *,
     point: Point | None = None,
-    profile: str | None = None,
-    hardware: Path | None = None,
+    given: Request | None = None,
     on_size: Callable[[Size], None] = lambda _: None,
 ) -> list[Size]:
-    """All clusters, the cheapest that does first. Combinations that the recipe's `require` excludes are left out, and said so."""
+    """All clusters, the cheapest that works first. Combinations that the recipe's `require` excludes are listed as impossible."""
     if not gpus or not nodes:
         raise MayaError(
             f"{job.name} does not say which clusters to look at.",
@@ -87,7 +87,7 @@ def walk(
                     on_size(found[-1])
                     continue
                 jobs[number] = (there, chosen)
-                task = task_of(there, chosen, folder, profile=profile, hardware=hardware)
+                task = task_of(there, chosen, folder, given)
                 tasks[number] = task.model_copy(update={"keep_traces": True})
             for number, outcome in executor.outcomes(tasks) if tasks else ():
                 there, chosen = jobs[number]

@@ -20,13 +20,13 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
-import maya_core
 from maya_core.errors import MayaError
 from maya_core.recording.files_read import stamp
 from maya_core.search.executors import Executor
 from maya_core.search.pruning import Pruner
 from maya_core.search.recipe import CheckedRecipe, Point
 from maya_core.search.trial import Outcome, Task
+from maya_core.version import __version__
 
 Sampler = Literal["tpe", "cmaes", "nsga2", "grid", "random"]
 Objective = Literal["step_time", "cost", "tokens_per_dollar", "samples_per_dollar"]
@@ -428,7 +428,7 @@ class Search:
             "recipe": hashlib.sha256(self.job.recipe.model_dump_json().encode()).hexdigest()[:16],
             "goal": self.goal.model_dump(),
             "plan": self.plan.model_dump(),
-            "version": f"Maya {maya_core.__version__}, torch {version('torch')}",
+            "version": f"Maya {__version__}, torch {version('torch')}",
             "hardware, price or calibration": self.make_task(self.job.default).pricing,
         }
         before = self._kept.user_attrs if self._stored else {}  # without a trial nothing of it counts yet

@@ -1,4 +1,4 @@
-"""An emulation around a block of code, in a process that lives on."""
+"""An emulation around a block of code, in a process that continues afterwards."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Any
 
+from maya_core import pipeline
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import DEFAULT_GPU, find_gpu
 from maya_core.launch.coordinator import Coordinator
@@ -19,71 +20,60 @@ from maya_core.launch.progress import JobProgress
 from maya_core.launch.settings import ProcessSettings
 from maya_core.launch.world import World
 from maya_core.recording.steps import StopProgram
+from maya_core.report.prediction import Prediction
+from maya_core.request import Request
 from maya_core.session.emulation import Emulation
 from maya_core.trace.job import JobTrace, collate, read_traces
 from maya_core.trace.memory_peaks import devices_used
 from maya_core.trace.rank import RankTrace
 
-if TYPE_CHECKING:
-    from maya_core.report.prediction import Prediction
 
-
-class emulate:
+def emulate(
+    gpu: str = DEFAULT_GPU, *, rank: int = 0, rerun: bool = False, steps: int | None = None, **options: Any
+) -> EmulatedBlock:
     """Runs a block of code on emulated GPUs, in this process:
 
-        with maya_core.emulate("h100") as job:
+        with maya_core.emulate("h100", gpus_per_node=8) as job:
             train()
         print(job.prediction)
 
-    `gpus` of a node are there. With `nodes`, the block is rank `rank` of a world with one rank per GPU, and finds the
-    environment torchrun would give it. `steps` ends the block after that many optimizer steps; `out` is a folder for
-    the trace. With `rerun`, ranks that it exchanges messages with run this process's command again, as the frameworks do that
-    start their own processes; else they are taken to be in lockstep with it.
+    The options are those of `maya run`, with underscores: gpus_per_node, network, tokens_per_step and so on. With `nodes`, the block is rank
+    `rank` of a world with one rank per GPU, and finds the environment that torchrun would give it. `steps` ends the block after that many
+    optimizer steps; without, it runs to its end. `out` is a folder for the trace. With `rerun`, ranks that it exchanges messages with run
+    this process's command again, as frameworks do that start their own processes; without, they are assumed to be in lockstep with it.
     """
+    return EmulatedBlock(Request.of(gpu=gpu, steps=steps, **options), rank=rank, rerun=rerun)
 
-    def __init__(
-        self,
-        gpu: str = DEFAULT_GPU,
-        *,
-        gpus: int = 1,
-        nodes: int | None = None,
-        rank: int = 0,
-        steps: int | None = None,
-        out: str | Path | None = None,
-        rerun: bool = False,
-    ) -> None:
-        find_gpu(gpu)
-        world = World(nodes or 1, gpus if nodes else 1)
+
+class EmulatedBlock:
+    """A block of code on emulated GPUs: use it in a `with` statement, and read its `prediction` afterwards."""
+
+    def __init__(self, request: Request, *, rank: int = 0, rerun: bool = False) -> None:
+        find_gpu(request.gpu_name)
+        request.check()
+        gpus = request.gpus_per_node or 1
+        world = World(request.nodes or 1, gpus if request.nodes else 1)
         if not 0 <= rank < world.size:
             raise MayaError(
-                f"rank={rank}: the world has {world.size} ranks.", "Give nodes=, gpus= and a rank of theirs."
+                f"rank={rank}: the world has {world.size} ranks.", "Give nodes=, gpus_per_node= and one of their ranks."
             )
-        if gpus < 1 or gpus > 64:
-            raise MayaError(
-                f"gpus={gpus} cannot be emulated in one process.", "Give a number from 1 to 64: the GPUs of one node."
-            )
-        self._settings = ProcessSettings(
-            gpu=gpu,
-            gpus=gpus,
-            steps=steps,
-            out=None if out is None else Path(out),
-            rank=rank,
-            world_size=world.size,
-        )
-        self._environment = world.environment(rank) if nodes else {}
+        self.request = request
+        self._settings = ProcessSettings(request=request, gpus=gpus, rank=rank, world_size=world.size)
+        self._environment = world.environment(rank) if request.nodes else {}
         self._rerun = rerun
         self._until_end = ExitStack()
         self._emulation: Emulation | None = None
         self._job: JobTrace | None = None
 
-    def __enter__(self) -> emulate:
+    def __enter__(self) -> EmulatedBlock:
         settings = self._settings
         with ExitStack() as stack:
             if self._rerun:
                 out = settings.out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="maya-")))
-                progress = stack.enter_context(JobProgress(settings.steps))
+                progress = stack.enter_context(JobProgress(settings.request.steps))
                 coordinator = stack.enter_context(Coordinator(on_step=progress.step))
-                settings = settings.model_copy(update={"out": out, "coordinator": coordinator.socket})
+                request = self.request.model_copy(update={"out": out})
+                settings = settings.model_copy(update={"request": request, "coordinator": coordinator.socket})
             self._emulation = Emulation(settings)
             if self._emulation.link is not None:
                 stack.callback(self._emulation.link.close)
@@ -98,7 +88,7 @@ class emulate:
         assert self._emulation is not None
         stopped = isinstance(error, StopProgram)
         if stopped:
-            # What the program held goes while there is a device to give it back to, not with the traceback later.
+            # Frees what the program held while there is a device to free it on, not later with the traceback.
             traceback.clear_frames(where)
         with self._until_end:
             trace = self._emulation.finish("completed" if error is None else "stopped" if stopped else "failed")
@@ -109,20 +99,20 @@ class emulate:
 
     @property
     def emulation(self) -> Emulation:
-        """The emulation itself; there once the block has begun."""
+        """The emulation itself, once the block has begun."""
         assert self._emulation is not None
         return self._emulation
 
     @property
     def trace(self) -> RankTrace:
-        """What was asked of the device; there once the block has ended."""
+        """The calls that the block made of its GPU, once it has ended."""
         if self._emulation is None or self._emulation.trace is None:
             raise MayaError("the emulation has not ended yet.", "Read `trace` and `prediction` after the `with` block.")
         return self._emulation.trace
 
     @cached_property
     def job(self) -> JobTrace:
-        """The traces of this rank and of those it needed; the others are taken to run in lockstep with it."""
+        """The traces of this rank and of the ranks that it needed. The others are assumed to run in lockstep with it."""
         trace, job = self.trace, self._job
         assert job is not None
         world = job.world_size if job.world_size > 1 else max(1, len(devices_used(trace)))
@@ -131,10 +121,5 @@ class emulate:
 
     @cached_property
     def prediction(self) -> Prediction:
-        """Step time, throughput, memory, cost."""
-        from maya_core.report.analysis import Options
-        from maya_core.report.summary import predict
-        from maya_core.report.what_if import recorded_cluster
-
-        machine = recorded_cluster(self.job)
-        return predict(self.job, machine, Options().calibrated(machine.gpu))
+        """Step time, throughput, memory and cost."""
+        return pipeline.predict(self.job, self.request)

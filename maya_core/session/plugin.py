@@ -1,174 +1,142 @@
-"""An emulation that a framework's plugin begins and ends in the user's own process, and what it tells at the end."""
+"""An emulation that a framework's plugin begins and ends in the user's own process, and the prediction that it reports at the end."""
 
 from __future__ import annotations
 
 import atexit
+import os
 import sys
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
+from typing import Any
 
+from maya_core import pipeline
 from maya_core.errors import MayaError
-from maya_core.hardware.catalog import DEFAULT_GPU, find_gpu, find_node
-from maya_core.hardware.cluster import cluster
+from maya_core.hardware.catalog import VARIABLE as HARDWARE_VARIABLE
+from maya_core.hardware.catalog import use_hardware_file
+from maya_core.integration import Integration
 from maya_core.launch.rerun import program_again
 from maya_core.launch.run import check_out, without_secrets
 from maya_core.launch.world import World
 from maya_core.messages import say
-from maya_core.predictor.attention_kind import DEFAULT_ATTENTION, check_attention
-from maya_core.report.analysis import Options
 from maya_core.report.outputs import Outputs
 from maya_core.report.prediction import Prediction
-from maya_core.report.tracking import mlflow_tracker
-from maya_core.report.what_if import recorded_cluster
+from maya_core.report.prediction_file import write_prediction
+from maya_core.request import Request
 from maya_core.session import process
-from maya_core.session.block import emulate
+from maya_core.session.block import EmulatedBlock
 from maya_core.session.emulation import Emulation
 from maya_core.trace.job import PREDICTION, write_manifest
 from maya_core.trace.schema import EventKind
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What the user of a plugin may say; the same words as `maya run`'s options."""
-
-    gpu: str | None = None
-    nodes: int | None = None
-    gpus_per_node: int | None = None
-    steps: int = 3
-    node: str | None = None
-    network: str | None = None
-    price_per_gpu_hour: float | None = None
-    attention: str = DEFAULT_ATTENTION
-    samples_per_step: float | None = None
-    tokens_per_step: float | None = None
-    out: str | Path | None = None
-    html: str | Path | None = None
-    json: str | Path | None = None
-    mlflow: bool | str = False  # whether to log a predicted run, or in which experiment
-
-    def __post_init__(self) -> None:
-        for name in ("nodes", "gpus_per_node", "steps"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise MayaError(f"{name}={value!r} is no number of {name.replace('_', ' ')}.", "Give a number from 1.")
-        check_attention(self.attention, find_gpu(self.gpu_name))
-        if self.node is not None or self.network is not None:
-            self._check_cluster()
-
-    @property
-    def gpu_name(self) -> str:
-        if self.gpu is not None:
-            return find_gpu(self.gpu).name
-        return find_node(self.node).gpu if self.node is not None else DEFAULT_GPU
-
-    def outputs(self) -> Outputs:
-        return Outputs(
-            Path(self.json) if self.json else None,
-            Path(self.html) if self.html else None,
-            tracker=mlflow_tracker(self.mlflow),
-        )
-
-    def world(self, gpus_per_node: int, nodes: int) -> World:
-        """The world of a program that asks for so many, where the user did not say otherwise to Maya."""
-        return World(self.nodes or nodes, self.gpus_per_node or gpus_per_node)
-
-    def _check_cluster(self) -> None:
-        cluster(self.gpu_name, self.gpus_per_node or 1, self.nodes or 1, node=self.node, network=self.network)
-
-
 class PluginSession:
-    """`begin` switches the emulation on, `end` switches it off and tells the prediction. Under `maya run` the process is emulated
-    already, for all its life and by the command's own options: then neither does anything."""
+    """`begin` switches the emulation on; `end` switches it off and reports the prediction. Under `maya run` the process is emulated already,
+    for its whole life and with the command's own options: then neither does anything.
+
+        PluginSession("MayaEmulator", gpu="h100", nodes=8)
+    """
 
     current: PluginSession | None = None  # the one that is on in this process
 
-    def __init__(self, who: str, asked: Asked) -> None:
+    def __init__(self, who: str, **options: Any) -> None:
         self.who = who  # the plugin, as the user knows it
-        self.asked = asked
-        self.outputs = asked.outputs()
+        self.request = Request.of(**options)
+        self._hardware_before = os.environ.get(HARDWARE_VARIABLE)
+        if self.request.hardware is not None:
+            use_hardware_file(self.request.hardware)
+        try:
+            self.request.check()
+        except MayaError:
+            self._restore_hardware()
+            raise
+        self.outputs = Outputs.of(self.request)
         self.prediction: Prediction | None = None
-        self._job: emulate | None = None
-        self._told_under_run = False
+        self._block: EmulatedBlock | None = None
+        self._explained = False
 
     @property
     def on(self) -> bool:
-        return self._job is not None
+        """Whether this plugin has switched the emulation on."""
+        return self._block is not None
 
     @property
-    def emulation(self) -> Emulation | None:
-        """Of this process, whoever began it."""
-        if self._job is not None:
-            return self._job.emulation
-        return process.emulation_here()
+    def integration(self) -> Integration | None:
+        """The emulation of this process, whoever began it; None if there is none."""
+        emulation = self._emulation
+        return Integration(emulation) if emulation is not None else None
+
+    @property
+    def _emulation(self) -> Emulation | None:
+        return self._block.emulation if self._block is not None else process.emulation_here()
+
+    def world(self, gpus_per_node: int, nodes: int) -> World:
+        """The world of a program that asks for this many, unless the user has asked the plugin for another one."""
+        return World(self.request.nodes or nodes, self.request.gpus_per_node or gpus_per_node)
 
     def begin(self) -> None:
         if process.emulation_here() is not None:
-            self._say_under_run()
+            self._explain_under_run()
             return
-        if self._job is not None:
+        if self._block is not None:
             return
         if PluginSession.current is not None:
             PluginSession.current.drop()
-        if self.asked.out is not None:
-            check_out(Path(self.asked.out))
-        job = emulate(
-            self.asked.gpu_name,
-            gpus=self.asked.gpus_per_node or 1,
-            steps=self.asked.steps,
-            out=self.asked.out,
-            rerun=program_again() is not None,
-        )
-        self._job = job.__enter__()
+        if self.request.out is not None:
+            check_out(self.request.out)
+        request = self.request.model_copy(update={"nodes": None, "gpu": self.request.gpu_name})
+        self._block = EmulatedBlock(request, rerun=program_again() is not None).__enter__()
         PluginSession.current = self
         atexit.register(self._end_at_exit)
 
     def end(self, error: BaseException | None = None) -> bool:
-        """Whether the error was only Maya's way to stop the program after its steps."""
-        job, self._job = self._job, None
-        if job is None:
+        """Ends the emulation and reports the prediction. Whether the error was only Maya's way to stop the program after its steps."""
+        block, self._block = self._block, None
+        if block is None:
             return False
         self._forget()
-        stopped = job.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
-        self.prediction = self._tell(job)
+        stopped = block.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+        try:
+            self.prediction = self._report(block)
+        finally:
+            self._restore_hardware()
         return stopped
 
     def drop(self) -> None:
-        """Ends without a word: nothing was trained."""
-        job, self._job = self._job, None
-        if job is not None:
+        """Ends without a report: nothing was trained."""
+        block, self._block = self._block, None
+        if block is not None:
             self._forget()
-            job.__exit__(None, None, None)
+            block.__exit__(None, None, None)
+            self._restore_hardware()
 
     def _forget(self) -> None:
         PluginSession.current = None
         atexit.unregister(self._end_at_exit)
 
-    def _tell(self, emulated: emulate) -> Prediction | None:
-        full = bool((emulated.trace.events["kind"] == EventKind.OUT_OF_MEMORY).any())
-        if emulated.trace.meta["steps"] == 0 and not full:
-            say("no step was trained: there is no prediction")
-            return None
-        command = program_again() or []
-        job = replace(emulated.job, command=without_secrets(command), node=self.asked.node, network=self.asked.network)
-        machine = recorded_cluster(job, price_per_gpu_hour=self.asked.price_per_gpu_hour)
-        asked = self.asked
-        options = Options(
-            attention=asked.attention, samples_per_step=asked.samples_per_step, tokens_per_step=asked.tokens_per_step
-        )
-        prediction = self.outputs.tell(job, machine, options.calibrated(machine.gpu))
-        if asked.out is not None:
-            from maya_core.report.files import write_prediction
+    def _restore_hardware(self) -> None:
+        if self._hardware_before is None:
+            os.environ.pop(HARDWARE_VARIABLE, None)
+        else:
+            os.environ[HARDWARE_VARIABLE] = self._hardware_before
 
-            write_manifest(Path(asked.out), job)
-            write_prediction(Path(asked.out) / PREDICTION, prediction)
+    def _report(self, block: EmulatedBlock) -> Prediction | None:
+        out_of_memory = bool((block.trace.events["kind"] == EventKind.OUT_OF_MEMORY).any())
+        if block.trace.meta["steps"] == 0 and not out_of_memory:
+            say("no step was trained, so there is no prediction")
+            return None
+        command = without_secrets(program_again() or [])
+        job = replace(block.job, command=command, node=self.request.node, network=self.request.network)
+        prediction = pipeline.report(job, self.request, self.outputs)
+        if self.request.out is not None:
+            write_manifest(self.request.out, job)
+            write_prediction(self.request.out / PREDICTION, prediction)
         return prediction
 
-    def _say_under_run(self) -> None:
+    def _explain_under_run(self) -> None:
         settings = process.emulation_here().settings  # type: ignore[union-attr]
-        if not self._told_under_run and settings.rank in (None, 0):
-            self._told_under_run = True
-            say(f"under `maya run` its options count, and of {self.who}'s only the size of the cluster")
+        if not self._explained and settings.rank in (None, 0):
+            self._explained = True
+            say(f"under `maya run` the command's options count; of {self.who} only the size of the cluster is used")
 
     def _end_at_exit(self) -> None:
-        """The program is over, and nothing has ended the emulation: a plain loop, or an error."""
+        """The program is over, and nothing has ended the emulation: it was a plain loop, or failed."""
         self.end(getattr(sys, "last_value", None))

@@ -1,4 +1,4 @@
-"""A process under `maya run`: emulated from `import torch` on, its trace written when it ends, however it ends."""
+"""A process under `maya run`: it is emulated from `import torch` on, and its trace is written when it ends, however it ends."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class EmulatedProcess:
         self.owner = os.getpid()
         self.failed = False
         # A job's progress is shown by the command that started it.
-        on_step = show_progress(settings.steps) if settings.rank is None else None
-        self.emulation = Emulation(settings, on_step)
+        on_step = show_progress(settings.request.steps) if settings.rank is None else None
+        self.emulation = Emulation(settings, on_step, owns_process=True)
         host_weights.install(self.emulation.device.patches)
         excepthook = sys.excepthook
 
         def note_failure(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
             self.failed = True
             excepthook(kind, error, where)
-            if told := gpu_only.advice(error):
-                say(told)
+            if advice := gpu_only.advice(error):
+                say(advice)
 
         sys.excepthook = note_failure
         atexit.register(self.finish)
@@ -50,18 +50,18 @@ _this: EmulatedProcess | None = None
 
 
 def emulate_this_process() -> None:
-    """Switches the emulation on for the rest of the process, as its environment says."""
-    # A child the program starts (a compiler, say) is not another rank, unless spawn.py says so.
+    """Switches the emulation on for the rest of the process, with the settings in its environment."""
+    # A child that the program starts (a compiler, say) is not another rank, unless spawn.py makes it one.
     in_this_process(ProcessSettings.model_validate_json(os.environ.pop(VARIABLE)))
 
 
 def emulation_here() -> Emulation | None:
-    """The emulation that this process has had from its start, if it was started so."""
+    """The emulation that this process has had from its start, if it was started with one."""
     return _this.emulation if _this is not None and _this.owner == os.getpid() else None
 
 
 def in_this_process(settings: ProcessSettings) -> EmulatedProcess:
-    """This process's emulation: the one there is, or one started now. A fork gets its own."""
+    """The emulation of this process: the one that is on, or a new one. A fork gets its own."""
     global _this
     from maya_core.errors import MayaError
 
@@ -69,7 +69,7 @@ def in_this_process(settings: ProcessSettings) -> EmulatedProcess:
         return _this
     if _this is not None:
         _this.owner = os.getpid()
-        _this.emulation.go_on_in_fork(settings)
+        _this.emulation.continue_in_fork(settings)
         return _this
     try:
         _this = EmulatedProcess(settings)

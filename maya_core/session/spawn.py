@@ -1,6 +1,6 @@
-"""Ranks that a program starts itself, with torch.multiprocessing: mp.spawn starts only those the emulation needs, and
-processes started by hand are emulated like their parent. torch.distributed.run is taken over in the same way, so that
-a launcher inside a script is found too. Checked with torch 2.13."""
+"""Ranks that a program starts itself, with torch.multiprocessing: mp.spawn starts only the ranks that the emulation needs, and processes that
+are started by hand are emulated like their parent. torch.distributed.run is replaced in the same way, so that a launcher inside a script
+works too. Checked with torch 2.13."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ import functools
 import multiprocessing.process
 import os
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch.multiprocessing as torch_mp
 
-from maya_core.device.patches import Patches
 from maya_core.launch.link import Link
-from maya_core.launch.ranks import POLL_S, cores
+from maya_core.launch.ranks import RankLauncher, RankLoop
 from maya_core.launch.settings import VARIABLE, ProcessSettings
+from maya_core.patches import Patches
 
 
 def install(link: Link, settings: Callable[[], ProcessSettings], patches: Patches) -> None:
-    """`settings` are asked for when ranks are started: a forked process has its own."""
+    """`settings` is called when ranks are started, because a forked process has its own."""
     process = multiprocessing.process.BaseProcess
     patches.set(process, "start", _emulating_children(process.start, settings))
     patches.set(process, "join", _idle_while(process.join, link))
@@ -51,7 +50,7 @@ def _emulating_children(original: Callable[..., None], settings: Callable[[], Pr
 
 
 class EmulatedTarget:
-    """A child's function. Writes the child's trace when it ends: not every child runs exit handlers."""
+    """A child's function, which writes the child's trace when it ends: not every child runs exit handlers."""
 
     def __init__(self, target: Callable[..., Any] | None, settings: ProcessSettings) -> None:
         self.target = target
@@ -76,7 +75,7 @@ class EmulatedTarget:
 def _idle_while(original: Callable[..., None], link: Link) -> Callable[..., None]:
     @functools.wraps(original)
     def join(self: Any, timeout: float | None = None) -> None:
-        if self.daemon:  # a data loader's worker: no rank, and what it is waited for comes by itself
+        if self.daemon:  # a data loader's worker is no rank
             return original(self, timeout)
         link.idle(True)
         try:
@@ -98,42 +97,46 @@ class _FromIndex:
         return self.function(self.index, *args)
 
 
+class SpawnedRank:
+    """A rank that mp.spawn started."""
+
+    def __init__(self, context: Any) -> None:
+        self.context = context
+
+    def poll(self) -> int | None:
+        """0 once it has ended; raises what its function raised."""
+        return 0 if self.context.join(timeout=0) else None
+
+
 class NeededProcesses:
-    """In place of mp.spawn's context: `join` starts what is needed and waits for it."""
+    """Takes the place of mp.spawn's context: `join` starts the ranks that are needed and waits for them."""
 
     def __init__(self, link: Link, start: Callable[[int], Any]) -> None:
         self.link = link
-        self.start = start
-        self.running: dict[int, Any] = {}
         self.processes: list[Any] = []
+        self._start_rank = start
+        self._loop = RankLoop(link, self._start, lambda *_: None)
 
     def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
-        deadline = None if timeout is None else time.monotonic() + timeout
         self.link.idle(True)
-        while deadline is None or time.monotonic() < deadline:
-            rank, more = self.link.next_rank(cores())
-            if rank is not None:
-                self.running[rank] = self.start(rank)
-                self.processes += self.running[rank].processes
-                continue
-            try:
-                done = [rank for rank, context in self.running.items() if context.join(timeout=0)]
-            except BaseException:
-                for context in self.running.values():
-                    for process in context.processes:
-                        process.terminate()
-                raise
-            for rank in done:
-                del self.running[rank]
-                self.link.ended(rank)
-            if not self.running and not more:
-                self.link.idle(False)
-                return True
-            time.sleep(POLL_S)
-        return False
+        try:
+            finished = self._loop.run(timeout)
+        except BaseException:
+            for process in self.processes:
+                if process.is_alive():
+                    process.terminate()
+            raise
+        if finished:
+            self.link.idle(False)
+        return finished
 
     def pids(self) -> list[int]:
         return [int(process.pid) for process in self.processes]
+
+    def _start(self, rank: int) -> SpawnedRank:
+        context = self._start_rank(rank)
+        self.processes += context.processes
+        return SpawnedRank(context)
 
 
 def _start_needed(
@@ -146,7 +149,7 @@ def _start_needed(
     daemon: bool = False,
     start_method: str = "spawn",
 ) -> NeededProcesses | None:
-    """mp.start_processes, for the ranks that are needed: the process index is taken to be the rank."""
+    """mp.start_processes, for the ranks that are needed. The index of a process is assumed to be its rank."""
     link.world(nprocs)
 
     def start(rank: int) -> Any:
@@ -162,5 +165,5 @@ def _start_needed(
 def _run_torchrun(link: Link, settings: Callable[[], ProcessSettings], args: Any) -> None:
     from maya_core.launch import torchrun
 
-    if code := torchrun.launch(args, link, settings()):
+    if code := torchrun.launch(args, RankLauncher(link, settings())):
         raise SystemExit(code)

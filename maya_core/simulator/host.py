@@ -7,19 +7,20 @@ have the program's own Python in them, and the machine's speed of that day.
 
 from __future__ import annotations
 
-import enum
-
 import numpy as np
 
-from maya_core.hardware.host_costs import CALL_S, DISPATCH_S, KERNEL_GAP_S, LAUNCH_S, NODE_BYTES_PER_S, TRITON_S
+from maya_core.hardware.host_costs import (
+    CALL_S,
+    DISPATCH_S,
+    KERNEL_GAP_S,
+    LAUNCH_S,
+    NODE_BYTES_PER_S,
+    TRITON_S,
+    Host,
+)
 from maya_core.predictor.pricing import TraceDurations
 from maya_core.trace.rank import RankTrace
 from maya_core.trace.schema import REPLAYED, EventKind, Phase
-
-
-class Host(enum.StrEnum):
-    MODELLED = "modelled"
-    MEASURED = "measured"
 
 
 def host_seconds(trace: RankTrace, priced: TraceDurations, chosen: np.ndarray, host: Host) -> np.ndarray:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from maya_core.hardware.cluster import Cluster
+from maya_core.hardware.host_costs import Host
 from maya_core.ops.kernel import Copy
 from maya_core.predictor.collective_time import batch_seconds, buffer_bytes
 from maya_core.predictor.placement import Placement, place
 from maya_core.predictor.pricing import TraceDurations
 from maya_core.simulator.clock import LinkUse, Schedule, WorkKind
 from maya_core.simulator.contention import pressure
-from maya_core.simulator.host import Host, host_seconds, seconds_alone
+from maya_core.simulator.host import host_seconds, seconds_alone
 from maya_core.trace.communication import POINT_TO_POINT
 from maya_core.trace.dry_run import is_buffered
 from maya_core.trace.job import JobTrace, meetings_of

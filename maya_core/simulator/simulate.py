@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from maya_core.hardware.cluster import Cluster
+from maya_core.hardware.host_costs import Host
 from maya_core.predictor.pricing import TraceDurations
 from maya_core.simulator.clock import WorkKind, play
-from maya_core.simulator.host import Host
 from maya_core.simulator.schedule import make_schedule
 from maya_core.trace.job import JobTrace
 from maya_core.trace.schema import EventKind

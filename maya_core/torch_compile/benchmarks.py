@@ -1,5 +1,5 @@
-"""What inductor would time on the GPU, it is told by the predictor: the work is done once aside, unrecorded, and priced. So the answer is the
-same every time, and no memory of the program's is touched.
+"""Benchmarks that inductor would run on the GPU are answered with predicted durations: the work runs once, unrecorded, and is priced.
+The answer is the same every time, and the program's memory is not touched.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from maya_core.device.patches import Patches
 from maya_core.device.planner import Planner
-from maya_core.hardware.catalog import Gpu
 from maya_core.ops.kernel import Gemm, Kernel
 from maya_core.ops.plan import kernels_of
+from maya_core.patches import Patches
 
 SHORTEST_MS = 1e-4  # of nothing at all: inductor divides by what it is told
 # The predictor prices products as if aligned, for want of a table of others; profiles show them take two to three times as long
@@ -38,16 +37,9 @@ def aside(native: ModuleType) -> Iterator[list[int]]:
 class Prices:
     """What work would take on the GPU, in milliseconds."""
 
-    def __init__(self, native: ModuleType, planner: Planner, gpu: Gpu) -> None:
+    def __init__(self, native: ModuleType, planner: Planner) -> None:
         self.native = native
         self.planner = planner
-        self.gpu = gpu
-
-    @functools.cached_property
-    def _predictor(self) -> Any:
-        from maya_core.predictor.pricing import Predictor  # read where something is benchmarked
-
-        return Predictor(self.gpu)
 
     def of(self, work: Callable[[], Any]) -> float:
         with aside(self.native) as numbers:
@@ -55,7 +47,7 @@ class Prices:
         calls = [self.planner.calls[number] for number in numbers]
         kernels = [kernel for call in calls for kernel in kernels_of(call, self.planner.platform)]
         slower = np.array([MISALIGNED if misaligned(kernel) else 1.0 for kernel in kernels])
-        return max(float((self._predictor.kernels(kernels).seconds * slower).sum()) * 1e3, SHORTEST_MS)
+        return max(float((self.planner.kernel_seconds(kernels) * slower).sum()) * 1e3, SHORTEST_MS)
 
 
 def misaligned(kernel: Kernel) -> bool:

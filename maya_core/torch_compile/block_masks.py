@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from maya_core.device.patches import Patches
 from maya_core.ops.rules import Rules
+from maya_core.patches import Patches
 
 MOST = 1 << 28  # entries of a mask that the host goes through: a quarter of a GB, a second or two
 COUNTS = ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks")

@@ -13,12 +13,11 @@ from pathlib import Path
 
 import torch
 
-import maya_core
 from maya_core.cpp_build import cache_folder
-from maya_core.device.patches import Patches
 from maya_core.hardware.catalog import Gpu
+from maya_core.patches import Patches
+from maya_core.version import PACKAGE, __version__
 
-PACKAGE = Path(maya_core.__file__).parent
 # What decides what is kept: how kernels are described, and the predictor that answers in the place of a clock.
 DECIDING = ("torch_compile/*.py", "ops/*.py", "ops/*.txt", "predictor/*.py", "predictor/profiles/**/*.json")
 # Modules whose cached functions answer for the device. Others' must stay: what registers patterns does so once.
@@ -46,7 +45,7 @@ def folder(gpu: Gpu) -> Path:
     for pattern in DECIDING:
         for path in sorted(PACKAGE.glob(pattern)):
             digest.update(path.relative_to(PACKAGE).as_posix().encode() + path.read_bytes())
-    versions = f"torch{torch.__version__}-triton{triton_version()}-maya{maya_core.__version__}"
+    versions = f"torch{torch.__version__}-triton{triton_version()}-maya{__version__}"
     return cache_folder() / "inductor" / f"{versions}-{digest.hexdigest()[:12]}" / gpu.name
 
 

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from maya_core.device.patches import Patches
 from maya_core.messages import say
+from maya_core.patches import Patches
 from maya_core.torch_compile.dynamo import OURS
 
 LIMIT = "recompile limit"

@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-import maya_core
-from maya_core.device.patches import Patches
+from maya_core.patches import Patches
 from maya_core.torch_compile.source import use_of
 from maya_core.torch_compile.templates import template_of
 from maya_core.trace.triton_kernel import TritonKernel
+from maya_core.version import PACKAGE
 
 KEY = "maya"  # in a kernel's inductor_meta
 MOST_LINES = 8
 FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-LIBRARIES = (*torch.__path__, *maya_core.__path__)
+LIBRARIES = (*torch.__path__, str(PACKAGE))
 
 
 def install(patches: Patches) -> None:

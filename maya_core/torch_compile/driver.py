@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from maya_core.device.patches import Patches
 from maya_core.hardware.catalog import Gpu
+from maya_core.patches import Patches
 
 
 class Properties:

@@ -16,10 +16,10 @@ from typing import Any
 from torch import nn
 from torch.optim import optimizer as torch_optimizer
 
-import maya_core
-from maya_core.device.patches import Patches
+from maya_core.patches import Patches
+from maya_core.version import PACKAGE
 
-FOLDER = os.path.dirname(maya_core.__file__) + os.sep
+FOLDER = f"{PACKAGE}{os.sep}"
 OURS = "an optimizer's step is noted"  # the reason of graph breaks that a GPU would not see
 
 

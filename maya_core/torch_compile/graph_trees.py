@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from maya_core.device.patches import Patches
+from maya_core.patches import Patches
 
 
 class AllocatorState:

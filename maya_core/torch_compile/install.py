@@ -52,7 +52,7 @@ class TorchCompile:
         driver.install(device.gpu, patches)
         dynamo.install(module_call, patches)
         description.install(patches)
-        prices = benchmarks.Prices(device.native, device.planner, device.gpu)
+        prices = benchmarks.Prices(device.native, device.planner)
         launchers.install(prices, patches)
         benchmarks.install(prices, patches)
         graph_trees.install(device.native, patches)

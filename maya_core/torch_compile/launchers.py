@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from maya_core.device.patches import Patches
 from maya_core.device.planner import Planner
+from maya_core.patches import Patches
 from maya_core.torch_compile.benchmarks import Prices
 from maya_core.torch_compile.configurations import best
 from maya_core.torch_compile.description import kernel_of
@@ -24,7 +24,7 @@ WRITTEN = ("out_ptr", "in_out_ptr", "ws_ptr")  # how inductor's code generation 
 
 
 def install(prices: Prices, patches: Patches) -> None:
-    native, planner, gpu = prices.native, prices.planner, prices.gpu
+    native, planner, gpu = prices.native, prices.planner, prices.planner.gpu
 
     def bench(self: Any, launcher: Any, *args: Any, with_profiler: bool = False, **kwargs: Any) -> float:
         return prices.of(lambda: launcher(*args, **kwargs, stream=0))

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from maya_core.device.patches import Patches
 from maya_core.device.planner import Planner
 from maya_core.messages import say
 from maya_core.ops.rules import Rules
+from maya_core.patches import Patches
 from maya_core.torch_compile.source import Use, use_of
 from maya_core.trace.triton_kernel import NAMESPACE, TritonKernel
 

@@ -59,6 +59,11 @@ class JobTrace:
     exit_code: int = 0  # of the command
 
     @property
+    def gpu(self) -> str:
+        """The name of the GPU that the job was recorded for."""
+        return str(next(iter(self.ranks.values())).meta["gpu"])
+
+    @property
     def processes(self) -> int:
         """Ranks of the job; one process may use all of a node's GPUs, which `world_size` counts."""
         return max(int(trace.meta.get("world_size") or 1) for trace in self.ranks.values())

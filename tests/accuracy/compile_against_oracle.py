@@ -100,7 +100,7 @@ from maya_core.ops.plan import kernels_of
 from maya_core.trace.call import Tensor
 gpu, *sys.argv = sys.argv[1:]
 time.sleep = lambda seconds: None
-with maya_core.emulate(gpu, gpus=8) as job:
+with maya_core.emulate(gpu, gpus_per_node=8) as job:
     runpy.run_path(sys.argv[0], run_name="__main__")
 calls = job.trace.calls
 marks = [n for n, call in enumerate(calls) if any(isinstance(a, Tensor) and a.sizes == (7919,) and a.device == "cpu" for a in call.arguments)]

@@ -29,8 +29,8 @@ from rich.table import Table
 from runs.catalog import SOURCES, LeftOut, Run, read
 
 from maya_core.errors import MayaError
-from maya_core.report.analysis import Options
-from maya_core.report.summary import predict
+from maya_core.pipeline import predict
+from maya_core.request import Request
 from maya_core.trace.job import read_job
 
 WORKLOADS = Path(__file__).parent / "runs" / "workloads"
@@ -134,7 +134,7 @@ def emulate(run: Run, key: str, folder: Path, timeout_s: float, again: bool) -> 
 
 def predict_run(run: Run, folder: Path) -> Predicted:
     """The one place that asks for a prediction."""
-    prediction = predict(read_job(folder), run.cluster(), Options(attention=run.attention))
+    prediction = predict(read_job(folder), Request(attention=run.attention), run.cluster())
     ranks = prediction.memory.ranks
     memory = {
         "allocated": max(device.peak_allocated_bytes for device in ranks),

@@ -65,7 +65,7 @@ from maya_core.ops.plan import kernels_of
 time.sleep = lambda seconds: None
 gpu, *sys.argv = sys.argv[1:]
 sys.path.insert(0, sys.argv[0].rpartition("/")[0])
-with maya_core.emulate(gpu, gpus=8) as job:
+with maya_core.emulate(gpu, gpus_per_node=8) as job:
     runpy.run_path(sys.argv[0], run_name="__main__")
 each = [len(kernels_of(call, Platform(find_gpu(gpu)))) for call in job.trace.calls]
 print("launches", sum(each[number] for number in job.trace.ops["subject"]))

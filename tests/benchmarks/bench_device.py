@@ -127,7 +127,7 @@ def compare_with_fake_tensors(table: Table) -> None:
 
 
 def llama_7b_step(table: Table) -> None:
-    with maya_core.emulate("h100", gpus=1), torch.device("cuda"):
+    with maya_core.emulate("h100", gpus_per_node=1), torch.device("cuda"):
         torch.set_default_dtype(torch.bfloat16)
         model = Llama(32, 4096, 32, 32, 11008)
         torch.set_default_dtype(torch.float32)

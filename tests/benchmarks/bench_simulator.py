@@ -30,7 +30,7 @@ def recorded() -> RankTrace:
     """Rank 0 of eight, three steps of a small Llama."""
     arguments = ["--layers", "16", "--width", "1024", "--heads", "16", "--inner", "4096", "--context", "1024"]
     sys.argv = [str(EXAMPLE), *arguments]
-    with maya_core.emulate("h100", gpus=8, nodes=1, steps=3) as job:
+    with maya_core.emulate("h100", gpus_per_node=8, nodes=1, steps=3) as job:
         runpy.run_path(str(EXAMPLE), run_name="__main__")
     return job.trace
 

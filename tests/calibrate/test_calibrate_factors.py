@@ -11,11 +11,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from maya_core.calibrate import factors
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import find_gpu
 from maya_core.hardware.cluster import cluster
 from maya_core.ops.kernel import Gemm, Kernel, Streaming
+from maya_core.predictor import calibration_factors as factors
 from maya_core.predictor import collective_time
 from maya_core.predictor.calibration import (
     STEEPEST,
@@ -72,7 +72,7 @@ def test_a_gpu_that_is_slower_by_a_third_is_found_out() -> None:
     found = calibration(rows(1.33, noise=0.05))
     [factor] = found.factors
     assert (factor.short, factor.long) == (pytest.approx(1.33, rel=0.05), pytest.approx(1.33, rel=0.05))
-    assert factor.rows == 16  # every fifth shape is left out
+    assert factor.rows == 16  # every fifth shape is skipped
     [check] = found.checks
     assert check.rows == 4
     assert check.before_pct == pytest.approx(25, abs=5) and check.after_pct < 6
@@ -97,7 +97,7 @@ def test_a_factor_needs_support(measurements: list[Measured], reason: str) -> No
     found = calibration(measurements)
     assert found.factors == []
     assert reason in found.unused[0].reason
-    for check in found.checks:  # what is left out says that nothing changed
+    for check in found.checks:  # what is skipped says that nothing changed
         assert check.before_pct == check.after_pct
 
 

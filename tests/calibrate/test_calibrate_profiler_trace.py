@@ -1,4 +1,4 @@
-"""Profiler traces into measurements: which kernel was which op's, what is left out, and what is said of unusable files."""
+"""Profiler traces into measurements: which kernel was which op's, what is skipped, and what is said of unusable files."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from maya_core.ops.kernel import Copy, Gemm, Kernel, Streaming
 HALF, FLOAT = "c10::BFloat16", "float"
 
 
-def read(trace: KinetoTrace, tmp_path: Path, **more: object) -> kineto.Measurements:
+def read(trace: KinetoTrace, tmp_path: Path, **more: object) -> profiler_trace.Measurements:
     return profiler_trace.read_trace(trace.write(tmp_path / "trace.json.gz"), find_gpu("h100"), **more)  # type: ignore[arg-type]
 
 
-def seconds(found: kineto.Measurements) -> dict[Kernel, float]:
+def seconds(found: profiler_trace.Measurements) -> dict[Kernel, float]:
     return {row.kernel: round(row.seconds, 9) for row in found.measured}
 
 

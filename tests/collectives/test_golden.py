@@ -55,7 +55,7 @@ def own_stream(pool: int, number: int) -> int:
 
 def test_ddp() -> None:
     width, layers = 1024, 2
-    with maya_core.emulate("h100", nodes=1, gpus=8) as job:
+    with maya_core.emulate("h100", nodes=1, gpus_per_node=8) as job:
         dist.init_process_group("nccl")
         model = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers))).cuda()
         model = nn.parallel.DistributedDataParallel(model, device_ids=[0])
@@ -77,7 +77,7 @@ def test_fsdp2() -> None:
     from torch.distributed.fsdp import fully_shard
 
     width, layers = 1024, 3
-    with maya_core.emulate("h100", nodes=1, gpus=8) as job:
+    with maya_core.emulate("h100", nodes=1, gpus_per_node=8) as job:
         dist.init_process_group("nccl")
         model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers))).cuda()
         for layer in model:
@@ -104,7 +104,7 @@ def test_tensor_parallel() -> None:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     width, tokens, blocks = 512, 16, 2
-    with maya_core.emulate("h100", nodes=1, gpus=8) as job:
+    with maya_core.emulate("h100", nodes=1, gpus_per_node=8) as job:
         mesh = init_device_mesh("cuda", (8,))
         model = nn.Sequential(
             *(nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)) for _ in range(blocks))

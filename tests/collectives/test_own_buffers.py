@@ -21,7 +21,7 @@ MODEL = LAYERS * LAYER
 
 def peak(wrap: Callable[[nn.Module], nn.Module]) -> DeviceMemory:
     """Of a training whose activations are next to nothing."""
-    with maya_core.emulate("h100", gpus=GPUS, nodes=1) as job:
+    with maya_core.emulate("h100", gpus_per_node=GPUS, nodes=1) as job:
         dist.init_process_group("nccl")
         model = wrap(nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))).cuda())
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

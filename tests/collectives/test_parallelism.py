@@ -48,7 +48,7 @@ def alone(monkeypatch: pytest.MonkeyPatch):
     def run(program: str, *arguments: str, rank: int = 0) -> RankTrace:
         monkeypatch.setattr(sys, "argv", [str(PROGRAMS / program), *arguments])
         monkeypatch.syspath_prepend(PROGRAMS)
-        with maya_core.emulate("h100", nodes=NODES, gpus=RANKS // NODES, rank=rank) as job:
+        with maya_core.emulate("h100", nodes=NODES, gpus_per_node=RANKS // NODES, rank=rank) as job:
             runpy.run_path(sys.argv[0], run_name="__main__")
         return job.trace
 

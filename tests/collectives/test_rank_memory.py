@@ -54,7 +54,7 @@ def test_a_rank_is_what_cuda_torch_does(rank: Rank, expected: Figures) -> None:
 # ---- tensors in flight ----
 @pytest.fixture
 def job() -> Iterator[maya_core.emulate]:
-    with maya_core.emulate("h100", gpus=8, nodes=1) as emulation:
+    with maya_core.emulate("h100", gpus_per_node=8, nodes=1) as emulation:
         dist.init_process_group("nccl")
         yield emulation
 
@@ -126,7 +126,7 @@ def test_a_message_is_kept_by_its_stream(job: maya_core.emulate) -> None:
 
 
 def test_the_root_copies_its_own_part() -> None:
-    with maya_core.emulate("h100", gpus=8, nodes=1) as job:
+    with maya_core.emulate("h100", gpus_per_node=8, nodes=1) as job:
         dist.init_process_group("nccl")
         dist.gather(new(1), [new(1) for _ in range(8)], 0)
         dist.scatter(new(1), [new(1) for _ in range(8)], 0)
@@ -134,7 +134,7 @@ def test_the_root_copies_its_own_part() -> None:
 
 
 def test_a_group_of_one_copies_what_it_would_scatter() -> None:
-    with maya_core.emulate("h100", gpus=1, nodes=1) as job:
+    with maya_core.emulate("h100", gpus_per_node=1, nodes=1) as job:
         dist.init_process_group("nccl")
         dist.reduce_scatter_tensor(new(1), new(1))
         dist.gather(new(1), [new(1)], 0)

@@ -203,7 +203,7 @@ def test_optimizers(name: str) -> None:
 
 
 def test_eight_threads_train_at_once_and_leak_nothing() -> None:
-    with maya_core.emulate("h100", gpus=8) as job:
+    with maya_core.emulate("h100", gpus_per_node=8) as job:
         failures: list[BaseException] = []
 
         def work(device: int) -> None:

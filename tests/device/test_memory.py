@@ -71,7 +71,7 @@ def test_memory_of_another_stream_is_not_reused_until_it_is_safe(device: Emulate
 
 
 def test_each_device_has_memory_of_its_own() -> None:
-    with maya_core.emulate("h100", gpus=2):
+    with maya_core.emulate("h100", gpus_per_node=2):
         x = torch.empty(MIB, device="cuda:1")
         assert (torch.cuda.memory_allocated(0), torch.cuda.memory_allocated(1)) == (0, 4 * MIB)
         assert (x + 1).device == torch.device("cuda:1")

@@ -18,7 +18,7 @@ def test_everything_is_as_before_once_the_block_ends() -> None:
     watched = [torch, torch._C, torch.cuda, torch.cuda.streams, torch.cuda.graphs, torch.cuda.memory, torch.cuda.nvtx, torch.version, torch.backends.cuda,
                torch.backends.cudnn, torch.nn.Module, torch.UntypedStorage]  # fmt: skip
     before = [dict(vars(module)) for module in watched]
-    with maya_core.emulate("h100", gpus=2):
+    with maya_core.emulate("h100", gpus_per_node=2):
         assert torch.cuda.is_available()
         torch.nn.Linear(4, 4).cuda()(torch.randn(2, 4, device="cuda")).sum().backward()
     assert not torch.cuda.is_available()
@@ -46,7 +46,7 @@ def test_the_process_trains_on_the_cpu_before_during_and_after() -> None:
         return loss.item()
 
     before = train_on_cpu()
-    with maya_core.emulate("a100", gpus=4):
+    with maya_core.emulate("a100", gpus_per_node=4):
         during = train_on_cpu()
         torch.randn(
             4, requires_grad=True, device="cuda:3"
@@ -55,7 +55,7 @@ def test_the_process_trains_on_the_cpu_before_during_and_after() -> None:
 
 
 def test_device_properties_are_the_catalogs() -> None:
-    with maya_core.emulate("a100", gpus=4):
+    with maya_core.emulate("a100", gpus_per_node=4):
         assert torch.cuda.device_count() == 4
         assert torch.cuda.get_device_name(3) == "NVIDIA A100-SXM4-80GB"
         assert torch.cuda.get_device_capability() == (8, 0)
@@ -236,7 +236,7 @@ def test_unknown_gpu_is_named_with_the_nearest() -> None:
 
 
 def test_tensors_of_two_devices_are_refused_as_on_a_gpu() -> None:
-    with maya_core.emulate("h100", gpus=2):
+    with maya_core.emulate("h100", gpus_per_node=2):
         here, there = torch.ones(3, device="cuda:0"), torch.ones(3, device="cuda:1")
         for other, name in ((torch.ones(3), "cpu"), (there, "cuda:1")):
             with pytest.raises(RuntimeError, match=f"found at least two devices, cuda:0 and {name}"):
@@ -248,7 +248,7 @@ def test_tensors_of_two_devices_are_refused_as_on_a_gpu() -> None:
 
 
 def test_lists_are_copied_between_devices_one_by_one() -> None:
-    with maya_core.emulate("h100", gpus=2) as job:
+    with maya_core.emulate("h100", gpus_per_node=2) as job:
         here = [torch.zeros(2, device="cuda:0"), torch.zeros(3, device="cuda:0")]
         torch._foreach_copy_(here, [torch.ones(2), torch.full((3,), 2.0, device="cuda:1")])
         back = [torch.zeros(2), torch.zeros(3)]
@@ -259,7 +259,7 @@ def test_lists_are_copied_between_devices_one_by_one() -> None:
 
 
 def test_data_parallel_over_two_gpus() -> None:
-    with maya_core.emulate("h100", gpus=2):
+    with maya_core.emulate("h100", gpus_per_node=2):
         model = torch.nn.DataParallel(torch.nn.Linear(4, 4, bias=False).cuda())
         out = model(torch.ones(6, 4, device="cuda"))
         out.sum().backward()

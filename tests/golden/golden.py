@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from maya_core.report.analysis import Analysis, analyse
-from maya_core.report.summary import prediction_of
-from maya_core.report.what_if import recorded_cluster
+from maya_core.pipeline import analyse
+from maya_core.report.analysis import Analysis
+from maya_core.report.summary import summarize
 from maya_core.trace.job import JobTrace, read_job
 from maya_core.trace.rank import read_trace, write_trace
 from maya_core.trace.schema import EventKind
@@ -140,8 +140,8 @@ def _without_places(text: str) -> str:
 
 def figures_of(job: JobTrace) -> dict[str, Any]:
     """What the job is predicted to do on the GPUs it was recorded for."""
-    analysis = analyse(job, recorded_cluster(job))
-    prediction = prediction_of(analysis)
+    analysis = analyse(job)
+    prediction = summarize(analysis)
     assert prediction.step_time_s is not None
     kernels, collectives = step_of(analysis)
     return {

@@ -12,9 +12,8 @@ import pytest
 import what_if_pairs
 from what_if_pairs import MEMORY_WITHIN, TIME_WITHIN
 
+from maya_core.api import what_if
 from maya_core.errors import MayaError
-from maya_core.report.summary import predict
-from maya_core.report.what_if import other_cluster
 from maya_core.trace.job import read_job
 
 # Attention in bfloat16, or with key heads that queries share, runs as separate ops on a V100 and as one kernel everywhere else: a trace of the
@@ -43,10 +42,7 @@ def test_what_if_is_what_a_run_there_says(program: str) -> None:
 
 def on(program: str, recorded: str, gpu: str) -> list[str]:
     job = golden.read(program, recorded)
-    where = other_cluster(
-        job, gpu=gpu, node=None, nodes=None, gpus_per_node=None, network=None, price_per_gpu_hour=None
-    )
-    return predict(job, where).caveats
+    return what_if(job, gpu=gpu).caveats
 
 
 def test_what_cannot_be_told_is_refused_with_the_command_that_tells() -> None:
@@ -115,8 +111,5 @@ def test_live_runs_agree_too(tmp_path: Path) -> None:
 
 def test_attention_that_leaves_another_layout_is_told(tmp_path: Path) -> None:
     job = read_job(live(tmp_path, "v100", "copied"))
-    where = other_cluster(
-        job, gpu="a100", node=None, nodes=None, gpus_per_node=None, network=None, price_per_gpu_hour=None
-    )
-    [told] = [caveat for caveat in predict(job, where).caveats if "another layout" in caveat]
+    [told] = [caveat for caveat in what_if(job, gpu="a100").caveats if "another layout" in caveat]
     assert told.startswith("2 attention calls of a step leave their result in another layout on a100")

@@ -15,9 +15,8 @@ import golden
 from rich.console import Console
 from rich.table import Table
 
+from maya_core.api import what_if
 from maya_core.errors import MayaError
-from maya_core.report.summary import predict
-from maya_core.report.what_if import other_cluster
 from maya_core.trace.job import JobTrace
 
 TIME_WITHIN, MEMORY_WITHIN = 0.005, 0.01
@@ -42,10 +41,7 @@ class Pair(NamedTuple):
 
 def outcome(job: JobTrace, gpu: str) -> tuple[float, int]:
     """Step time and peak allocated bytes of the job on that GPU."""
-    where = other_cluster(
-        job, gpu=gpu, node=None, nodes=None, gpus_per_node=None, network=None, price_per_gpu_hour=None
-    )
-    prediction = predict(job, where)
+    prediction = what_if(job, gpu=gpu)
     assert prediction.step_time_s is not None
     return prediction.step_time_s, max(row.peak_allocated_bytes for row in prediction.memory.ranks)
 

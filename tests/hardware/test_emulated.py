@@ -11,7 +11,7 @@ import maya_core
 from maya_core.hardware.catalog import gpus
 
 for gpu in gpus().values():
-    with maya_core.emulate(gpu.name, gpus=2) as job:
+    with maya_core.emulate(gpu.name, gpus_per_node=2) as job:
         seen = torch.cuda.get_device_properties(0)
         model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.LayerNorm(64)).cuda().half()
         q = torch.randn(1, 2, 16, 32, device="cuda", dtype=torch.float16, requires_grad=True)

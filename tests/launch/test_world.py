@@ -282,7 +282,7 @@ for step in range(100000):
         (["--ranks", "9", "--", "torchrun", "--nproc-per-node", "4", "train.py"], "the world has 4 ranks, 0 to 3"),
         (["--ranks", "first", "--", "torchrun", "--nproc-per-node", "4", "train.py"], "--ranks first: not ranks"),
         (["--nodes", "2", "--", "torchrun", "--nnodes", "3", "train.py"], "--nodes 2 for Maya, --nnodes 3 for torchrun"),
-        (["--", "torchrun", "--nproc-per-node", "gpu", "train.py"], "how many GPUs has a node?"),
+        (["--", "torchrun", "--nproc-per-node", "gpu", "train.py"], "Maya does not know how many GPUs a node has"),
         (["--", "torchrun", "--nproc-per-node", "2", "missing.py"], "no such script: missing.py"),
         (["--", "torchrun", "--nproc-per-node", "many", "train.py"], "--nproc-per-node many"),
     ],

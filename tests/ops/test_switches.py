@@ -16,6 +16,7 @@ from maya_core.ops.kernel import Gemm
 from maya_core.ops.plan import kernels_of
 from maya_core.ops.registry import PLANS, op
 from maya_core.ops.work import Work
+from maya_core.predictor.pricing import Predictor
 from maya_core.trace.call import Call
 
 
@@ -68,8 +69,11 @@ def test_kernels_that_cannot_be_priced_are_told_when_they_are_described() -> Non
     def mistyped(call: Call, platform: Platform) -> Work:
         return Work().launch(Gemm("bf16", 1, 8, 8, 8))
 
+    gpu = find_gpu("h100")
     try:
         with pytest.raises(MayaError, match="kernels described for mylib::mistyped cannot be priced: KeyError: 'bf16'"):
-            Planner(find_gpu("h100")).plan("mylib::mistyped", [], [], [("Float", (8, 8), (8, 1), "cuda")])
+            Planner(gpu, kernel_seconds=lambda kernels: Predictor(gpu).kernels(kernels).seconds).plan(
+                "mylib::mistyped", [], [], [("Float", (8, 8), (8, 1), "cuda")]
+            )
     finally:
         del PLANS["mylib::mistyped"]

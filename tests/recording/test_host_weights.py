@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from maya_core.device.patches import Patches
+from maya_core.patches import Patches
 from maya_core.recording import host_weights
 
 

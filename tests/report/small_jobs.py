@@ -11,9 +11,10 @@ from torch import nn
 
 import maya_core
 from maya_core.hardware.cluster import cluster
-from maya_core.report.analysis import Analysis, Options, analyse
+from maya_core.report.analysis import Analysis, analyse
 from maya_core.report.prediction import Prediction
-from maya_core.report.summary import prediction_of
+from maya_core.report.summary import summarize
+from maya_core.request import PredictionOptions
 from maya_core.trace.job import collate
 from maya_core.trace.rank import RankTrace
 
@@ -54,7 +55,7 @@ def trained(world: int = 1) -> tuple[Analysis, Prediction]:
     """A few layers on one GPU, or data parallel with every rank emulated."""
     traces = []
     for rank in range(world):
-        with maya_core.emulate("h100", gpus=world, nodes=1, rank=rank, steps=STEPS) as job:
+        with maya_core.emulate("h100", gpus_per_node=world, nodes=1, rank=rank, steps=STEPS) as job:
             train(rank, world)
         traces.append(job.trace)
     return _analysed(traces, world)
@@ -63,7 +64,7 @@ def trained(world: int = 1) -> tuple[Analysis, Prediction]:
 @cache
 def out_of_memory() -> tuple[Analysis, Prediction]:
     """A job whose first step asks for more than the GPU has."""
-    with suppress(torch.OutOfMemoryError), maya_core.emulate("h100", gpus=1, nodes=1) as job:
+    with suppress(torch.OutOfMemoryError), maya_core.emulate("h100", gpus_per_node=1, nodes=1) as job:
         train(rows=2**23)
     return _analysed([job.trace], 1)
 
@@ -73,7 +74,7 @@ def hung() -> tuple[Analysis, Prediction]:
     """Two ranks that do not agree about their first collective."""
     traces = []
     for rank in range(2):
-        with maya_core.emulate("h100", gpus=2, nodes=1, rank=rank) as job:
+        with maya_core.emulate("h100", gpus_per_node=2, nodes=1, rank=rank) as job:
             dist.init_process_group("nccl", rank=rank, world_size=2)
             tensor = torch.ones(1024 * (rank + 1), device="cuda")
             dist.all_reduce(tensor)
@@ -82,5 +83,5 @@ def hung() -> tuple[Analysis, Prediction]:
 
 
 def _analysed(traces: list[RankTrace], gpus: int) -> tuple[Analysis, Prediction]:
-    analysis = analyse(collate(traces), cluster("h100", gpus), Options(samples_per_step=4096.0 * gpus))
-    return analysis, prediction_of(analysis)
+    analysis = analyse(collate(traces), cluster("h100", gpus), PredictionOptions(samples_per_step=4096.0 * gpus))
+    return analysis, summarize(analysis)

@@ -98,7 +98,7 @@ def test_node_and_network_of_the_run_are_kept(recorded: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--nodes", "4", "--gpus-per-node", "8"), "4 nodes of 8 are 32 GPUs, and the job was recorded on 16"),
+        (("--nodes", "4", "--gpus-per-node", "8"), "4 nodes of 8 are 32 GPUs, but the job was recorded on 16"),
         (("--nodes", "3"), "the program itself would change"),
         (("--gpu", "h1000"), "h1000"),
         (("--network", "carrier-pigeon"), "carrier-pigeon"),

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 import maya_core
-from maya_core.report.analysis import analyse
+from maya_core.pipeline import analyse
 from maya_core.report.framework_log import Filled, framework_log
-from maya_core.report.what_if import recorded_cluster
 
 
 @pytest.mark.parametrize(
@@ -42,7 +41,7 @@ def test_spans_are_between_events() -> None:
             job.emulation.log["later"] = {"text": "{ms[0]}", "spans": [[(places[0], 10**9)]]}
             result.sum().backward()
             optimizer.step()
-    analysis = analyse(job.job, recorded_cluster(job.job))
+    analysis = analyse(job.job)
     (line,) = framework_log(analysis)  # the other's events were not recorded
     ms, seconds, rate, step_ms, steps_per_ms = line.split(", ")
     taken = float(ms.removesuffix(" ms"))

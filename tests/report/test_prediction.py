@@ -15,11 +15,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import maya_core
 from maya_core.hardware.cluster import cluster
-from maya_core.report.analysis import Options
-from maya_core.report.files import read_prediction, write_prediction
+from maya_core.pipeline import predict
 from maya_core.report.prediction import Prediction
-from maya_core.report.summary import predict
+from maya_core.report.prediction_file import read_prediction, write_prediction
 from maya_core.report.throughput import _replicas
+from maya_core.request import Request
 from maya_core.trace.job import JobTrace, collate
 from maya_core.trace.schema import Phase
 
@@ -69,7 +69,7 @@ def job() -> JobTrace:
 
 @pytest.fixture(scope="module")
 def prediction(job: JobTrace) -> Prediction:
-    return predict(job, cluster("a100", 1))
+    return predict(job, machine=cluster("a100", 1))
 
 
 def test_figures_follow_from_one_another(prediction: Prediction) -> None:
@@ -100,13 +100,13 @@ def test_tokens_are_what_the_model_is_shown_not_what_the_loader_gives(prediction
 
 
 def test_without_a_data_loader_the_embedding_tells() -> None:
-    work = predict(train(loader=False), cluster("a100", 1)).throughput
+    work = predict(train(loader=False), machine=cluster("a100", 1)).throughput
     assert work.source == "integer inputs"
     assert (work.samples_per_step, work.tokens_per_step) == (BATCH, BATCH * CONTEXT)
 
 
 def test_what_is_given_goes_first(job: JobTrace) -> None:
-    told = predict(job, cluster("a100", 1), Options(tokens_per_step=5000))
+    told = predict(job, Request(tokens_per_step=5000), cluster("a100", 1))
     assert told.throughput.source == "given"
     assert told.tokens_per_s == pytest.approx(5000 / told.step_time_s)
     assert told.throughput.samples_per_step == BATCH
@@ -125,7 +125,7 @@ def test_a_program_that_shows_neither_is_asked_for_it() -> None:
 
 
 def test_recomputing_counts_for_hfu_only() -> None:
-    plain, again = (predict(train(recompute), cluster("a100", 1)) for recompute in (False, True))
+    plain, again = (predict(train(recompute), machine=cluster("a100", 1)) for recompute in (False, True))
     assert plain.mfu == pytest.approx(plain.hfu)
     assert again.flops.model == plain.flops.model
     layers = 3 * 2 * 2 * BATCH * CONTEXT * 256 * 1024  # their forward, once more
@@ -172,7 +172,7 @@ def test_a_backward_allocation_has_the_line_of_its_forward() -> None:
 
 
 def test_other_hardware_is_predicted_from_the_same_trace(job: JobTrace) -> None:
-    a100, h100, t4 = (predict(job, cluster(gpu, 1)) for gpu in ("a100", "h100", "t4"))
+    a100, h100, t4 = (predict(job, machine=cluster(gpu, 1)) for gpu in ("a100", "h100", "t4"))
     assert t4.time.compute_s > a100.time.compute_s > h100.time.compute_s
     assert any("Recorded on a100, planned anew for h100" in caveat for caveat in h100.caveats)
 
@@ -185,9 +185,9 @@ def test_a_smaller_gpu_fits_only_if_that_is_certain() -> None:
         torch.empty(int(1e9), dtype=torch.uint8, device="cuda")
     del kept
     job = collate([emulated.trace])
-    assert predict(job, cluster("a100", 1)).memory.fits is True
-    assert predict(job, cluster("l4", 1)).memory.fits is True  # 24 GB hold it all
-    assert predict(job, cluster("v100-16gb", 1)).memory.fits is False  # 20 GB were live at once
+    assert predict(job, machine=cluster("a100", 1)).memory.fits is True
+    assert predict(job, machine=cluster("l4", 1)).memory.fits is True  # 24 GB hold it all
+    assert predict(job, machine=cluster("v100-16gb", 1)).memory.fits is False  # 20 GB were live at once
 
 
 def test_out_of_memory_has_no_step_time_and_says_so() -> None:
@@ -234,8 +234,8 @@ def test_a_prediction_is_read_back(prediction: Prediction, tmp_path: Path) -> No
     ("content", "says"),
     [
         (None, "no prediction at"),
-        ("{", "is not a prediction of Maya's"),
-        ('{"format": "photo album"}', "is not a prediction of Maya's"),
+        ("{", "is not a prediction: "),
+        ('{"format": "photo album"}', "is not a prediction: "),
         ("newer", r"written by a newer Maya \(prediction version 99"),
     ],
 )
@@ -254,7 +254,7 @@ def test_damaged_predictions_are_refused(
 def test_a_file_of_the_users_is_not_overwritten(prediction: Prediction, tmp_path: Path) -> None:
     mine = tmp_path / "config.json"
     mine.write_text('{"lr": 3e-4}')
-    with pytest.raises(maya_core.MayaError, match="is not one of Maya's: it will not be overwritten"):
+    with pytest.raises(maya_core.MayaError, match="was not written by Maya: it will not be overwritten"):
         write_prediction(mine, prediction)
     assert mine.read_text() == '{"lr": 3e-4}'
     with pytest.raises(maya_core.MayaError, match="there is no folder"):

@@ -138,7 +138,7 @@ def test_attention_and_fp8_are_held_against_their_own_peaks() -> None:
 
 
 def test_one_process_with_several_gpus_is_one_rank() -> None:
-    with maya_core.emulate("a100", gpus=4, steps=3) as job:
+    with maya_core.emulate("a100", gpus_per_node=4, steps=3) as job:
         layers = [nn.Linear(512, 512).to(f"cuda:{device}") for device in range(2)]
         optimizer = torch.optim.SGD([p for layer in layers for p in layer.parameters()], 0.1)
         for (x,) in DataLoader(TensorDataset(torch.randn(64, 512)), 8):

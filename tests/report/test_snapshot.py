@@ -88,7 +88,7 @@ def test_running_out_of_memory_is_in_it(tmp_path: Path) -> None:
 
 
 def test_the_gpu_a_rank_uses_need_not_be_the_first(tmp_path: Path) -> None:
-    with maya_core.emulate("h100", gpus=2) as job:
+    with maya_core.emulate("h100", gpus_per_node=2) as job:
         torch.ones(2**20, device="cuda:1")
     data = pickle.loads(write_snapshot(job.trace, tmp_path / "memory.pickle").read_bytes())
     assert [len(entries) > 0 for entries in data["device_traces"]] == [False, True]

@@ -14,7 +14,7 @@ from search_here import MLP, write
 from typer.testing import CliRunner
 
 from maya_core import cli
-from maya_core.report.files import read_prediction
+from maya_core.report.prediction_file import read_prediction
 from maya_core.search import gate
 from maya_core.search.trial import outcome_of
 
@@ -161,10 +161,10 @@ def test_text_stays_text_in_markdown() -> None:
     [
         (["mlp.yaml"], "two of these jobs are called mlp"),
         (["--max-memory", "lots"], "--max-memory lots: it must be a size"),
-        (["--baseline", "baseline.json"], "belong together"),
+        (["--baseline", "baseline.json"], "need each other"),
         (["--baseline", "none.json", "--max-regression", "3%"], "no baseline at none.json"),
         (["--baseline", "mlp.yaml", "--max-regression", "3%"], "mlp.yaml is no baseline of Maya's"),
-        (["--junit", "mlp.yaml"], "mlp.yaml is there already and is not one of Maya's"),
+        (["--junit", "mlp.yaml"], "mlp.yaml exists and was not written by Maya"),
     ],
 )
 def test_bad_use(

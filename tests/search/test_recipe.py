@@ -66,7 +66,7 @@ WRONG = {
     "impossible parallelism": (("rows % micro == 0", "rows % micro == 1"), 12, "no configuration of the space can be"),
     "impossible default": (("rows % micro == 0", "accumulate == 2"), 14, "the default configuration cannot be"),
     "a single step": (("steps: 2", "steps: 1"), 5, "greater than or equal to 2"),
-    "no YAML": (("steps: 2", "steps: ["), 7, "no YAML"),
+    "not YAML": (("steps: 2", "steps: ["), 7, "not YAML"),
 }  # fmt: skip
 
 

@@ -291,7 +291,7 @@ def test_the_command_killed_and_run_again(searched: tuple[Path, subprocess.Compl
     assert 4 <= len(before) < 9
     after = kept_in(folder / "study")
     assert after[: len(before)] == before and len(after) == 9
-    assert f"{len(before)} are there from before" in " ".join(done.stdout.split())
+    assert f"{len(before)} are known from before" in " ".join(done.stdout.split())
     # The whole of it, by a search that was never killed: the same trials, with the same figures.
     recipe = job(folder)
     whole = search(recipe, folder / "whole", sampler="random")
@@ -309,8 +309,8 @@ def test_the_command_killed_and_run_again(searched: tuple[Path, subprocess.Compl
 def test_what_it_tells(searched: tuple[Path, subprocess.CompletedProcess[str], list[Any]], temporary: Path) -> None:
     folder, done, _ = searched
     text = " ".join(done.stdout.split())
-    assert "3 knobs, 20 points, 20 possible and different" in text
-    assert "The best one is launched by:" in text and "mlp.py --batch" in text
+    assert "3 knobs, 20 points, 20 of them possible and different" in text
+    assert "Launch the best one with:" in text and "mlp.py --batch" in text
     told = json.loads((folder / "study" / "result.json").read_text())
     best = min((one for one in told["trials"] if not one["broken"]), key=lambda one: one["outcome"]["step_time_s"])
     assert told["best"] == best["number"] and told["command"] in done.stdout

@@ -7,11 +7,10 @@ from collections.abc import Iterable
 import numpy as np
 
 from maya_core.hardware.cluster import Cluster, cluster
-from maya_core.hardware.host_costs import KERNEL_GAP_S
+from maya_core.hardware.host_costs import KERNEL_GAP_S, Host
 from maya_core.ops.kernel import Copy, Kernel, Timed
 from maya_core.predictor.durations import Durations, Provenance
 from maya_core.predictor.pricing import TraceDurations
-from maya_core.simulator.host import Host
 from maya_core.simulator.simulate import RankTimeline, Timeline, simulate
 from maya_core.trace.call import Call, Tensor
 from maya_core.trace.communication import CollectiveCall, Communicator

@@ -9,12 +9,12 @@ from programs import LARGE, MS, REPLAY, Rank, ends, play, starts
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import find_gpu
 from maya_core.hardware.cluster import cluster
-from maya_core.hardware.host_costs import CALL_S, DISPATCH_S, KERNEL_GAP_S, LAUNCH_S
-from maya_core.report.analysis import Analysis, Options
+from maya_core.hardware.host_costs import CALL_S, DISPATCH_S, KERNEL_GAP_S, LAUNCH_S, Host
+from maya_core.report.analysis import Analysis
 from maya_core.report.breakdown import rank_time
+from maya_core.request import PredictionOptions
 from maya_core.simulator.clock import QUEUE
 from maya_core.simulator.contention import NVLINK_CHANNELS, TRAFFIC
-from maya_core.simulator.host import Host
 from maya_core.trace.job import collate
 from maya_core.trace.schema import EventKind, Phase
 
@@ -24,7 +24,7 @@ def times_of(*ranks: Rank, host: Host = Host.MEASURED):
     timeline = play(*ranks, host=host)
     job = collate([rank.trace() for rank in ranks])
     machine = cluster("a100", min(8, ranks[0].world), -(-ranks[0].world // 8))
-    analysis = Analysis(job, machine, Options(), {rank.rank: rank.durations() for rank in ranks}, timeline)
+    analysis = Analysis(job, machine, PredictionOptions(), {rank.rank: rank.durations() for rank in ranks}, timeline)
     return analysis, [rank_time(analysis, each) for each in timeline.ranks.values()]
 
 

@@ -24,9 +24,8 @@ import numpy as np
 import pytest
 
 from maya_core.hardware.cluster import cluster
+from maya_core.pipeline import predict
 from maya_core.predictor.pricing import durations_of
-from maya_core.report.summary import predict
-from maya_core.report.what_if import recorded_cluster
 from maya_core.trace.job import read_job, trace_path
 from maya_core.trace.rank import RankTrace, read_trace, write_trace
 from maya_core.trace.schema import VERSION, EventKind
@@ -120,7 +119,7 @@ def test_kernels_take_as_long_as_of_a_trace_of_today(version: int) -> None:
 @pytest.mark.parametrize("version", JOBS)
 def test_the_job_is_predicted_as_one_of_today(version: int) -> None:
     job = read_job(DATA / f"version-{version}")
-    prediction = predict(job, recorded_cluster(job))
+    prediction = predict(job)
     assert prediction.step_time_s == pytest.approx(STEP_SECONDS, rel=NEAR)
     assert prediction.memory.ranks[0].peak_allocated_bytes == PEAK_BYTES
 

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from maya_core.errors import MayaError
-from maya_core.session.emulation import Emulation
-from maya_core.trace.schema import Category
+from maya_core.integration import Category, Integration
 
 NAMESPACE = "transformer_engine"
 # get_cublas_workspace_size_bytes in pytorch/module/base.py
@@ -21,10 +20,10 @@ CUBLAS_STREAMS = 4  # of grouped products: nvte_get_num_compute_streams
 class Device:
     """Of the emulation that is on: kept here for layers, which Megatron makes without telling us where."""
 
-    def __init__(self, emulation: Emulation) -> None:
-        self.rules = emulation.device.rules
-        self._native = emulation.device.native
-        capability = emulation.device.gpu.compute_capability
+    def __init__(self, integration: Integration) -> None:
+        self.rules = integration.rules
+        self._integration = integration
+        capability = integration.gpu.compute_capability
         self.workspace_bytes = HOPPER_WORKSPACE if capability[0] >= 9 else OTHER_WORKSPACE
         self.has_eight_bits = capability >= (8, 9)
         # is_non_tn_fp8_gemm_supported: whether products in eight bits want both factors with what is summed over last
@@ -48,7 +47,7 @@ class Device:
 
     def are_parameters(self, *tensors: Any) -> None:
         """In what a report says of memory: copies of weights in eight bits, which no module has among its parameters."""
-        self._native.label([one for one in tensors if one is not None], Category.PARAMETERS)
+        self._integration.label([one for one in tensors if one is not None], Category.PARAMETERS)
 
     def dummy_gradient(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         """In place of a gradient that was added to `main_grad`: one for each shape, kept."""
@@ -60,15 +59,15 @@ class Device:
 _device: list[Device] = []
 
 
-def install(emulation: Emulation) -> None:
-    _device.append(Device(emulation))
-    emulation.device.patches.on_undo(_device.clear)
+def install(integration: Integration) -> None:
+    _device.append(Device(integration))
+    integration.patches.on_undo(_device.clear)
 
 
 def device() -> Device:
     if not _device:
         raise MayaError(
-            "a layer of Transformer Engine was made under emulation, and called after it.",
+            "a layer of Transformer Engine was made under integration, and called after it.",
             "Make the model anew; outside an emulation it needs Transformer Engine itself.",
         )
     return _device[-1]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from maya_core.device.patches import Patches
+from maya_core.patches import Patches
 
 
 def _on(device: int) -> torch.device:

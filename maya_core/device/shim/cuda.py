@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from maya_core.device.patches import Patches
 from maya_core.device.shim import comm, graphs, nvml, streams, tensors, timers
 from maya_core.hardware.catalog import Gpu
+from maya_core.patches import Patches
 
 NCCL_VERSION = (2 << 32) | (29 << 16) | 7  # what torch 2.13's CUDA build is linked with
 CUDA_VERSION = "13.0"

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from maya_core.device.patches import Patches
 from maya_core.device.shim.streams import again
+from maya_core.patches import Patches
 
 
 def install(native: ModuleType, patches: Patches) -> None:

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from maya_core.device.patches import Patches
 from maya_core.device.shim import smi
 from maya_core.hardware.catalog import Gpu, default_node
+from maya_core.patches import Patches
 
 DRIVER_VERSION = "580.95.05"
 CUDA_DRIVER_VERSION = 13000

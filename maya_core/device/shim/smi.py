@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from maya_core.device.patches import Patches
+from maya_core.patches import Patches
 from maya_core.sockets import folder_for_sockets
 
 if TYPE_CHECKING:

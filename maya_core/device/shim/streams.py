@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from maya_core.device.patches import Patches
+from maya_core.patches import Patches
 
 CUDA = 1  # c10::DeviceType::CUDA
 

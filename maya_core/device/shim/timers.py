@@ -6,7 +6,7 @@ import timeit
 from types import ModuleType
 from typing import Any
 
-from maya_core.device.patches import Patches
+from maya_core.patches import Patches
 
 
 class PredictedTime:

@@ -1,5 +1,5 @@
 """Which published runs are reproduced: for every source one rule that turns a row of the measurements into a cluster, a
-command and the figures to compare with, or says why the row is left out. No row has a rule of its own.
+command and the figures to compare with, or says why the row is skipped. No row has a rule of its own.
 
 The columns are those of e2e/e2e.csv in the folder of measurements (its README says where each source came from).
 """

@@ -15,9 +15,11 @@ from maya_deepspeed.launch import launch
 from maya_core.cpp_build import cache_folder
 from maya_core.launch.coordinator import Coordinator
 from maya_core.launch.link import Link
+from maya_core.launch.ranks import RankLauncher
 from maya_core.launch.run import collect
 from maya_core.launch.settings import ProcessSettings
 from maya_core.launch.world import World
+from maya_core.request import Request
 from maya_core.trace.job import JobTrace
 
 BIN = Path(sys.executable).parent
@@ -111,10 +113,12 @@ def launched(*words: str, out: Path, gpu: str = "h100", steps: int = 3) -> JobTr
     args = runner.parse_args(list(words))
     with pytest.MonkeyPatch.context() as patch, Coordinator() as coordinator:
         patch.setenv("PYTHONPATH", without_mlflow(coordinator.socket.parent))
-        settings = ProcessSettings(gpu=gpu, steps=steps, out=out, rank=None, coordinator=coordinator.socket)
+        settings = ProcessSettings(
+            request=Request(gpu=gpu, steps=steps, out=out), rank=None, coordinator=coordinator.socket
+        )
         link = Link(coordinator.socket, frozenset())
         try:
-            code = launch(link, settings, runner, args)
+            code = launch(RankLauncher(link, settings), runner, args)
         finally:
             link.close()
     return None if code else collect(out, World(1, 1), code)

@@ -10,8 +10,7 @@ from deepspeed_programs import BF16, TRAIN, launched, write
 from maya_deepspeed.autotuning import MARK
 
 from maya_core.errors import MayaError
-from maya_core.report.summary import predict
-from maya_core.report.what_if import recorded_cluster
+from maya_core.pipeline import predict
 
 
 def test_it_ranks_what_was_emulated(
@@ -36,7 +35,7 @@ def test_it_ranks_what_was_emulated(
     failed, best = results / "z2_gas1_tmbspg65536", results / "z2_gas2_tmbspg32768"
     assert "OutOfMemoryError: CUDA out of memory" in (failed / "stderr.log").read_text()
     assert not (failed / "metrics.json").exists()
-    told = predict(job, recorded_cluster(job))
+    told = predict(job)
     assert told.step_time_s is not None and told.flops is not None
     metrics = json.loads((best / "metrics.json").read_text())
     assert metrics["latency"] == pytest.approx(told.step_time_s * 1e6)

@@ -15,10 +15,10 @@ from maya_deepspeed.launch import hosts_of
 from maya_deepspeed.refused import refusals
 from maya_launchers.deepspeed import add_flags, is_launcher
 
-from maya_core.device.patches import Patches
 from maya_core.errors import MayaError
-from maya_core.launch.settings import ProcessSettings
 from maya_core.launch.world import World
+from maya_core.patches import Patches
+from maya_core.request import Request
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_hosts(runner: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     hosts.write_text("# ours\nnode-a slots=8\nnode-b slots=8\nnode-c slots=8\n")
 
     def found(*words: str, nodes: int | None = None) -> dict[str, list[int]]:
-        return hosts_of(ProcessSettings(gpu="h100", nodes=nodes), runner, runner.parse_args([*words, "train.py"]))
+        return hosts_of(Request(gpu="h100", nodes=nodes), runner, runner.parse_args([*words, "train.py"]))
 
     eight = list(range(8))
     assert found() == {"localhost": eight}  # all of a node that has this GPU

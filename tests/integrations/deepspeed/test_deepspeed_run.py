@@ -14,10 +14,9 @@ from deepspeed_programs import BF16, PIPELINE, TRAIN, figures, launched, run, wr
 from torch import nn
 
 import maya_core
-from maya_core.report.analysis import analyse
+from maya_core.pipeline import analyse
 from maya_core.report.framework_log import framework_log
-from maya_core.report.summary import prediction_of
-from maya_core.report.what_if import recorded_cluster
+from maya_core.report.summary import summarize
 from maya_core.trace.memory_peaks import CATEGORIES, blocks
 from maya_core.trace.rank import RankTrace
 from maya_core.trace.schema import EventKind, Phase
@@ -78,8 +77,8 @@ def test_hosts_and_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     job = launched("--hostfile", "hosts", "--exclude", "node-b", "--no_local_rank", "pipe.py", out=tmp_path / "out")
     assert job is not None
     assert (job.nodes, job.gpus_per_node, list(job.ranks)) == (2, 8, [0, 8])
-    analysis = analyse(job, recorded_cluster(job))
-    prediction = prediction_of(analysis)
+    analysis = analyse(job)
+    prediction = summarize(analysis)
     assert prediction.step_time_s is not None
     assert any(row.op == "send" for row in prediction.communication)
     lines = framework_log(analysis)
@@ -95,7 +94,7 @@ def test_memory_is_the_arithmetic_of_zero() -> None:
 
     ranks, width, layers = 64, 1024, 48
     found = deepspeed.accelerator.get_accelerator()._name
-    with maya_core.emulate("h100", gpus=8, nodes=8) as job:
+    with maya_core.emulate("h100", gpus_per_node=8, nodes=8) as job:
         deepspeed.init_distributed()
         for stage in (1, 2, 3):
             model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(layers))).bfloat16()

@@ -19,7 +19,7 @@ from maya_huggingface.report_to import register
 from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
 
 import maya_core
-from maya_core.device.patches import Patches
+from maya_core.patches import Patches
 from maya_core.session.plugin import PluginSession
 
 names: dict[str, Any] = {}
@@ -100,7 +100,7 @@ def test_a_callback_made_first(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "it/s" not in shown.err
     trainer.save_model()
     assert trainer.evaluate() == {}
-    assert "maya: trainer.save_model is left out" in capsys.readouterr().err
+    assert "maya: trainer.save_model is skipped" in capsys.readouterr().err
     with pytest.raises(maya_core.MayaError, match="has been emulated"):
         trainer.train()
     assert not (tmp_path / "results").exists()

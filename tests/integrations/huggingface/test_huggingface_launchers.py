@@ -7,7 +7,7 @@ from accelerate.commands import launch
 from maya_launchers.accelerate import add_flags, is_launcher
 from maya_launchers.flags import without_flags
 
-from maya_core.device.patches import Patches
+from maya_core.patches import Patches
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_an_emulated_fit_and_then_a_real_one(
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
     assert classes_of(package) == before
     assert trainer.test(model, loader()) == []
-    assert "trainer.test is left out" in capfd.readouterr().err
+    assert "trainer.test is skipped" in capfd.readouterr().err
 
     real = package.Trainer(
         max_steps=60, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, enable_progress_bar=False

@@ -46,7 +46,7 @@ def collectives(job: maya_core.emulate) -> Counter[tuple[str, int, int]]:
 
 
 def test_a_gpt_of_tensor_parallel_ranks() -> None:
-    with maya_core.emulate("a100", gpus=8, nodes=1) as job:
+    with maya_core.emulate("a100", gpus_per_node=8, nodes=1) as job:
         train(STEPS, tensor_parallel=2)
     found = job.prediction
     assert (found.world.size, found.trace.steps) == (8, 2)
@@ -60,7 +60,7 @@ def test_a_gpt_of_tensor_parallel_ranks() -> None:
 
 
 def test_memory_of_weights_and_optimizer() -> None:
-    with maya_core.emulate("a100", gpus=2, nodes=1) as job:
+    with maya_core.emulate("a100", gpus_per_node=2, nodes=1) as job:
         parameters = train(STEPS)
     assert parameters == GPT_PARAMETERS
     by_category = job.prediction.memory.ranks[0].by_category_bytes
@@ -71,7 +71,7 @@ def test_memory_of_weights_and_optimizer() -> None:
 
 
 def test_the_distributed_optimizer_has_a_share_of_the_states() -> None:
-    with maya_core.emulate("a100", gpus=4, nodes=1) as job:
+    with maya_core.emulate("a100", gpus_per_node=4, nodes=1) as job:
         parameters = train(STEPS, distributed_optimizer=True)
     by_category = job.prediction.memory.ranks[0].by_category_bytes
     assert by_category["optimizer_state"] == pytest.approx(8 * parameters / 4, rel=0.02)
@@ -80,7 +80,7 @@ def test_the_distributed_optimizer_has_a_share_of_the_states() -> None:
 
 
 def test_experts_in_parallel() -> None:
-    with maya_core.emulate("a100", gpus=4, nodes=1) as job:
+    with maya_core.emulate("a100", gpus_per_node=4, nodes=1) as job:
         train(STEPS, experts=4, moe_grouped_gemm=True)
     sent = sum(count for (op, *_), count in collectives(job).items() if op == "all_to_all")
     # Tokens and their probabilities to the experts, tokens back, each with its backward
@@ -89,7 +89,7 @@ def test_experts_in_parallel() -> None:
 
 
 def test_permutation_of_tokens_by_fused_kernels() -> None:
-    with maya_core.emulate("h100", gpus=4, nodes=1) as job:
+    with maya_core.emulate("h100", gpus_per_node=4, nodes=1) as job:
         train(STEPS, experts=4, moe_grouped_gemm=True, moe_permute_fusion=True)
     layers = STEPS * MICROBATCHES * LAYERS
     # Backward of one is the other.
@@ -98,7 +98,7 @@ def test_permutation_of_tokens_by_fused_kernels() -> None:
 
 
 def test_routers_as_single_kernels() -> None:
-    with maya_core.emulate("h100", gpus=4, nodes=1) as job:
+    with maya_core.emulate("h100", gpus_per_node=4, nodes=1) as job:
         train(STEPS, experts=4, moe_grouped_gemm=True, moe_router_fusion=True, moe_router_topk=2)
     assert calls(job, "transformer_engine::topk_with_scores") == STEPS * MICROBATCHES * LAYERS
     assert not calls(job, "aten::topk")
@@ -155,7 +155,7 @@ def test_states_of_the_optimizer_in_16_bits() -> None:
 
 
 def test_context_parallel_ranks_pass_keys_and_values_on() -> None:
-    with maya_core.emulate("a100", gpus=2, nodes=1) as job:
+    with maya_core.emulate("a100", gpus_per_node=2, nodes=1) as job:
         train(STEPS, context_parallel=2, attention_dropout=0.0)
     pair = 2 * BATCH * TOKENS // 2 * HIDDEN
     sent = {elements: count for (op, elements, _), count in collectives(job).items() if op == "send"}
@@ -184,7 +184,7 @@ def test_layers_as_cuda_graphs() -> None:
 
 
 def test_a_hybrid_of_mamba_and_attention() -> None:
-    with maya_core.emulate("h100", gpus=2, nodes=1) as job:
+    with maya_core.emulate("h100", gpus_per_node=2, nodes=1) as job:
         train(STEPS, pattern="M*-M", mamba_num_groups=2, mamba_state_dim=64)
     scans = STEPS * MICROBATCHES * 2
     assert calls(job, "mamba_ssm::chunk_scan") == scans
@@ -196,7 +196,7 @@ def test_a_hybrid_of_mamba_and_attention() -> None:
 def test_layers_of_torch_without_transformer_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MAYA_TRANSFORMER_ENGINE", "0")
     monkeypatch.setenv("MAYA_APEX", "0")
-    with maya_core.emulate("h100", gpus=2, nodes=1) as job:
+    with maya_core.emulate("h100", gpus_per_node=2, nodes=1) as job:
         assert train(STEPS, engine=False) == GPT_PARAMETERS
     assert calls(job, "megatron::bias_gelu") == STEPS * MICROBATCHES * LAYERS
     assert not calls(job, "transformer_engine::multi_tensor_adam")
@@ -204,7 +204,7 @@ def test_layers_of_torch_without_transformer_engine(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("recipe", ["delayed", "tensorwise"])
 def test_eight_bits(recipe: str) -> None:
-    with maya_core.emulate("h100", gpus=2, nodes=1) as job:
+    with maya_core.emulate("h100", gpus_per_node=2, nodes=1) as job:
         train(STEPS, fp8="hybrid", fp8_recipe=recipe)
     passes = STEPS * MICROBATCHES * LAYERS
     linears = 4  # in a layer, with a product forward and two backward
@@ -224,7 +224,7 @@ def test_eight_bits(recipe: str) -> None:
 
 @pytest.mark.parametrize(("gpu", "recipe"), [("h100", "blockwise"), ("b200", "mxfp8"), ("b200", "tensorwise")])
 def test_eight_bits_by_blocks_and_on_blackwell(gpu: str, recipe: str) -> None:
-    with maya_core.emulate(gpu, gpus=2, nodes=1) as job:
+    with maya_core.emulate(gpu, gpus_per_node=2, nodes=1) as job:
         train(STEPS, tensor_parallel=2, sequence_parallel=True, fp8="e4m3", fp8_recipe=recipe)
     assert calls(job, "aten::_scaled_mm") == STEPS * MICROBATCHES * LAYERS * 4 * 3
     # Sequence-parallel ranks gather bytes. Blackwell multiplies without transposes.
@@ -234,7 +234,7 @@ def test_eight_bits_by_blocks_and_on_blackwell(gpu: str, recipe: str) -> None:
 def test_weights_in_eight_bits_are_kept_twice() -> None:
     peaks, parameters = {}, {}
     for settings in ({}, {"fp8": "hybrid", "fp8_recipe": "tensorwise"}):
-        with maya_core.emulate("h100", gpus=2, nodes=1) as job:
+        with maya_core.emulate("h100", gpus_per_node=2, nodes=1) as job:
             train(1, **settings)
             peaks[bool(settings)] = torch.cuda.memory_allocated()
         parameters[bool(settings)] = job.prediction.memory.ranks[0].by_category_bytes["parameters"]
@@ -245,7 +245,7 @@ def test_weights_in_eight_bits_are_kept_twice() -> None:
 
 
 def test_parameters_in_eight_bits() -> None:
-    with maya_core.emulate("h100", gpus=4, nodes=1) as job:
+    with maya_core.emulate("h100", gpus_per_node=4, nodes=1) as job:
         train(
             STEPS, distributed_optimizer=True, tensor_parallel=2, sequence_parallel=True,
             fp8="e4m3", fp8_recipe="tensorwise", fp8_param=True,
@@ -258,7 +258,7 @@ def test_parameters_in_eight_bits() -> None:
 
 
 def test_experts_in_eight_bits() -> None:
-    with maya_core.emulate("h100", gpus=4, nodes=1) as job:
+    with maya_core.emulate("h100", gpus_per_node=4, nodes=1) as job:
         train(STEPS, experts=4, moe_grouped_gemm=True, fp8="hybrid", fp8_recipe="tensorwise")
     assert (
         calls(job, "aten::_scaled_mm") > STEPS * MICROBATCHES * LAYERS * (2 + 2) * 3
@@ -268,7 +268,7 @@ def test_experts_in_eight_bits() -> None:
 
 @pytest.mark.parametrize(("gpu", "recipe", "why"), [("a100", "delayed", "8.9"), ("h100", "mxfp8", "capability 10")])
 def test_eight_bits_are_refused(gpu: str, recipe: str, why: str) -> None:
-    with maya_core.emulate(gpu, gpus=1, nodes=1):
+    with maya_core.emulate(gpu, gpus_per_node=1, nodes=1):
         with pytest.raises(maya_core.MayaError, match=why):
             train(STEPS, fp8="hybrid", fp8_recipe=recipe)
 

@@ -18,10 +18,10 @@ from types import ModuleType
 import torch
 
 import maya_core
-from maya_core.report.analysis import Analysis, Options, analyse
+from maya_core.pipeline import analyse
+from maya_core.report.analysis import Analysis
 from maya_core.report.prediction import Prediction
-from maya_core.report.summary import prediction_of
-from maya_core.report.what_if import recorded_cluster
+from maya_core.report.summary import summarize
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "mlflow_actual.py"
 # A core of a server, described as a GPU: by judgement, for there is no GPU here to run on. Predictions for it are off by a factor or two.
@@ -103,9 +103,8 @@ def predicted(size: Size, gpu: str = "one-core") -> tuple[Analysis, Prediction]:
     """The example on an emulated GPU, in this process: what `maya run` hands to a tracker."""
     with maya_core.emulate(gpu, steps=3) as emulated:
         example().train(**size, steps=6)
-    machine = recorded_cluster(emulated.job)
-    analysis = analyse(emulated.job, machine, Options().calibrated(machine.gpu))
-    return analysis, prediction_of(analysis)
+    analysis = analyse(emulated.job)
+    return analysis, summarize(analysis)
 
 
 @contextmanager

@@ -160,7 +160,7 @@ def test_sharded_models_have_the_fingerprint_of_the_emulated_ones_and_one_run_fo
     exec(SHARDED, names)
     expected = {}
     for kind in ("fsdp2", "fsdp1", "ddp"):
-        with maya_core.emulate("h100", nodes=1, gpus=2, steps=3) as emulated:
+        with maya_core.emulate("h100", nodes=1, gpus_per_node=2, steps=3) as emulated:
             names["train"](kind, 5)
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from maya_mlflow import keys
-from maya_mlflow.search import tracker
+from maya_mlflow.search import search_logger
 from mlflow import MlflowClient
 from mlflow_here import free_port
 from search_here import job, search
@@ -19,7 +19,7 @@ def test_a_search_is_a_run_with_a_nested_one_for_each_trial(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     found = search(job(tmp_path), tmp_path / "study", sampler="grid")
     found.run(8, Computed())
-    tracker("searches")(found)
+    search_logger("searches")(found)
     client = MlflowClient(uri)
     place = client.get_experiment_by_name("searches").experiment_id
     runs = client.search_runs([place])
@@ -44,6 +44,6 @@ def test_a_server_that_is_down_does_not_lose_the_search(
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     found = search(job(tmp_path), tmp_path / "study", sampler="grid")
     found.run(4, Computed())
-    tracker(None)(found)
+    search_logger(None)(found)
     assert "the search was not logged" in capfd.readouterr().err
     assert len(found.trials) == 4

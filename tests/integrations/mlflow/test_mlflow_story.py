@@ -25,8 +25,8 @@ from typer.testing import CliRunner
 from maya_core import cli
 from maya_core.errors import MayaError
 from maya_core.predictor.calibration import load_calibration
-from maya_core.report.files import read_prediction
 from maya_core.report.prediction import Prediction
+from maya_core.report.prediction_file import read_prediction
 
 EXPERIMENT = "story"
 MAYA = str(Path(sys.executable).parent / "maya")

@@ -1,5 +1,5 @@
 """ImageNet training of NVIDIA's DeepLearningExamples: ResNet-50 v1.5, ResNeXt-101, SE-ResNeXt-101 and EfficientNet, on one
-GPU or under DDP; float32, or float16 autocast in channels-last. Images come from the host; decoding them is left out.
+GPU or under DDP; float32, or float16 autocast in channels-last. Images come from the host; decoding them is skipped.
 """
 
 import argparse

@@ -8,13 +8,12 @@ from enum import Enum
 from pathlib import Path
 
 from maya_core.errors import MayaError
-from maya_core.report.prediction import VERSION, Prediction
 
-LOOKED_AT = 4096  # bytes from a file's start in which its mark is
+LOOKED_AT = 4096  # bytes at a file's start that hold its mark
 
 
 class FileKind(Enum):
-    """Kinds of file, by a name for one and the mark that tells it is Maya's."""
+    """Kinds of files: a usual name, and the mark that shows that Maya wrote it."""
 
     PREDICTION = ("prediction.json", b'"format": "maya-prediction"')
     PAGE = ("report.html", b'<meta name="generator" content="Maya')
@@ -28,7 +27,7 @@ class FileKind(Enum):
 
 
 def check_target(path: Path, kind: FileKind) -> None:
-    """Refuses a path that cannot be written, or holds something else. To be asked before any work is done."""
+    """Refuses a path that cannot be written, or that holds something else. To be called before any work is done."""
     name, mark = kind.value
     if path.is_dir():
         raise MayaError(f"{path} is a folder, not a file for {name}.", f"Give a file's name: {path}/{name}")
@@ -38,13 +37,13 @@ def check_target(path: Path, kind: FileKind) -> None:
         raise MayaError(f"{path} cannot be written: permission denied.", "Give another path.")
     if path.exists() and path.stat().st_size and mark not in _start(path):
         raise MayaError(
-            f"{path} is there already and is not one of Maya's: it will not be overwritten.",
+            f"{path} exists and was not written by Maya: it will not be overwritten.",
             f"Give another name for {name}, or remove the file.",
         )
 
 
 def is_made(path: Path) -> bool:
-    """Is it a file that Maya wrote for the user?"""
+    """Whether Maya wrote the file."""
     return path.is_file() and any(kind.value[1] in _start(path) for kind in FileKind)
 
 
@@ -66,29 +65,8 @@ def write_file(path: Path, content: str | bytes, kind: FileKind) -> None:
 
 
 def rank_paths(path: Path, ranks: list[int]) -> dict[int, Path]:
-    """The file itself, or of several ranks one each: trace-rank-00008.json.gz"""
+    """The file itself, or one for each of several ranks: trace-rank-00008.json.gz"""
     stem, dot, suffix = path.name.partition(".")
     if len(ranks) == 1:
         return {ranks[0]: path}
     return {rank: path.with_name(f"{stem}-rank-{rank:05d}{dot}{suffix}") for rank in ranks}
-
-
-def write_prediction(path: Path, prediction: Prediction) -> None:
-    write_file(path, prediction.model_dump_json(indent=2) + "\n", FileKind.PREDICTION)
-
-
-def read_prediction(path: Path) -> Prediction:
-    """Reads a prediction, or says what is wrong with the file."""
-    try:
-        prediction = Prediction.model_validate_json(path.read_bytes())
-    except FileNotFoundError as error:
-        raise MayaError(f"no prediction at {path}.", "`maya run --json FILE` writes one.") from error
-    except (OSError, ValueError) as error:
-        first = str(error).splitlines()[0]
-        raise MayaError(f"{path} is not a prediction of Maya's: {first}", "Make it anew with `maya report`.") from error
-    if prediction.version > VERSION:
-        raise MayaError(
-            f"{path} was written by a newer Maya (prediction version {prediction.version}, this one reads up to {VERSION}).",
-            "Upgrade with: pip install -U maya-emulator",
-        )
-    return prediction

@@ -1,76 +1,16 @@
-"""A recorded job on other hardware: where the program itself would not change, its trace tells without running it again."""
+"""Tables of predictions side by side, for `maya what-if`."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from maya_core.errors import MayaError
-from maya_core.hardware.cluster import Cluster, cluster
 from maya_core.report import wording
 from maya_core.report.prediction import Prediction
 from maya_core.report.terminal import plain_table
-from maya_core.trace.job import JobTrace
-
-
-def recorded_cluster(job: JobTrace, *, network: str | None = None, price_per_gpu_hour: float | None = None) -> Cluster:
-    """The cluster a job was recorded for, but for what is given otherwise."""
-    return cluster(
-        next(iter(job.ranks.values())).meta["gpu"],
-        job.gpus_per_node,
-        job.nodes,
-        node=job.node,
-        network=network or job.network,
-        price_per_gpu_hour=price_per_gpu_hour,
-    )
-
-
-def other_cluster(
-    job: JobTrace,
-    *,
-    gpu: str | None,
-    node: str | None,
-    nodes: int | None,
-    gpus_per_node: int | None,
-    network: str | None,
-    price_per_gpu_hour: float | None,
-) -> Cluster:
-    """The cluster asked for, if the job's program would be the same on it."""
-    recorded = next(iter(job.ranks.values())).meta["gpu"]
-    per_node = gpus_per_node or job.gpus_per_node
-    needed = -(-job.world_size // per_node)
-    count = nodes or needed
-    if count != needed:
-        _refuse(job, gpu or (None if node else recorded), count, per_node)
-    same = gpu is None and node is None  # then node and network are the recorded ones, too
-    return cluster(
-        gpu or (None if node else recorded),
-        per_node,
-        count,
-        node=job.node if same and per_node == job.gpus_per_node else node,
-        network=network or (job.network if same else None),
-        price_per_gpu_hour=price_per_gpu_hour,
-    )
-
-
-def _refuse(job: JobTrace, gpu: str | None, nodes: int, per_node: int) -> None:
-    command = shlex.join(job.command) if job.command else "COMMAND"
-    words = ["maya", "run", *(["--gpu", gpu] if gpu else [])]
-    if job.command and "torchrun" in job.command[0]:
-        advice = f"{' '.join(words)} -- {command}   # with --nnodes {nodes} --nproc-per-node {per_node}"
-    else:
-        advice = f"{' '.join(words)} --nodes {nodes} --gpus-per-node {per_node} -- {command}"
-    if job.world_size % nodes == 0:
-        advice += f"\nThe same GPUs in {nodes} nodes: add --gpus-per-node {job.world_size // nodes}."
-    raise MayaError(
-        f"{nodes} node{'s' * (nodes != 1)} of {per_node} are {nodes * per_node:,} GPUs, and the job was recorded on {job.world_size:,}: "
-        "with another world size the program itself would change (batches, shards, groups).",
-        f"Emulate it anew: {advice}",
-    )
 
 
 def comparison(names: list[str], predictions: list[Prediction]) -> Table:

@@ -1,0 +1,132 @@
+"""Options of the commands, made from the request.
+
+    @app.command()
+    @takes(ClusterOptions, PredictionOptions)
+    def report(folder: FolderArgument, request: Request) -> None: ...
+
+`takes` replaces the parameter `request` by one option for every field of these groups.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+import typer
+from pydantic.fields import FieldInfo
+
+from maya_core.errors import MayaError
+from maya_core.request import Option, Options, Request, limits_of, options_of, tracker_options_shown
+
+Command = Callable[..., None]
+
+
+def takes(
+    *groups: type[Options],
+    only: Collection[str] = (),
+    but: Collection[str] = (),
+    help: Mapping[str, str] | None = None,
+    tracked: bool = False,
+) -> Callable[[Command], Command]:
+    """Gives a command the options of these groups, or only some of them. `help` replaces texts that mean something else for this command;
+    `tracked` adds the options of installed trackers."""
+
+    def wrap(command: Command) -> Command:
+        hints = get_type_hints(command, include_extras=True)
+        parameters = [
+            parameter.replace(annotation=hints[parameter.name])
+            for parameter in inspect.signature(command).parameters.values()
+            if parameter.name != "request"
+        ]
+        names = []
+        for group in groups:
+            for name, field, option in options_of(group):
+                if name in names or name in but or (only and name not in only):
+                    continue
+                names.append(name)
+                text = (help or {}).get(name)
+                parameters.append(_parameter(name, field, replace(option, help=text, default=None) if text else option))
+        for name, field, option in tracker_options_shown() if tracked else ():
+            names.append(name)
+            parameters.append(_parameter(name, field, option))
+
+        defaults = {parameter.name: parameter.default for parameter in parameters}
+
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            options = {name: given.pop(name) for name in names}
+            command(
+                **given, request=_request({name: value for name, value in options.items() if value != defaults[name]})
+            )
+
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        del run.__wrapped__
+        return run
+
+    return wrap
+
+
+def option(name: str, help: str | None = None) -> Any:
+    """One option of the request as a parameter's annotation, for commands that need it outside of a request."""
+    for each, field, shown in options_of(Request):
+        if each == name:
+            return _parameter(name, field, replace(shown, help=help) if help else shown).annotation
+    raise LookupError(name)
+
+
+def _request(options: dict[str, Any]) -> Request:
+    """From what was typed; a mistake is reported as it was typed, with the option's dashes."""
+    try:
+        return Request.of(**options)
+    except MayaError as error:
+        for name, value in options.items():
+            if error.problem.startswith(f"{name}={value!r}"):
+                problem = error.problem.removeprefix(f"{name}={value!r}")
+                raise MayaError(f"{flag(name)} {value}{problem}", error.advice) from None
+        raise
+
+
+def flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _parameter(name: str, field: FieldInfo, shown: Option) -> inspect.Parameter:
+    kind = str if shown.text is not None else _typed(field.annotation)
+    help = f"{shown.help} Default: {shown.default}." if shown.default else shown.help
+    numeric = kind in (int, float)
+    least, most = limits_of(field) if numeric else (None, None)
+    default = shown.text if shown.text is not None else field.default
+    declared = typer.Option(
+        flag(name),
+        help=help,
+        metavar=shown.metavar,
+        min=least,
+        max=most,
+        show_default=default is not None and default is not False and shown.default is None,
+    )
+    optional = kind if default is not None else kind | None
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[optional, declared]
+    )
+
+
+def _typed(annotation: Any) -> Any:
+    """The type of an option's value on the command line: of a choice of types the simplest, without None."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
+        return bool if bool in kinds else kinds[0]
+    if get_origin(annotation) is Annotated:
+        return _typed(get_args(annotation)[0])
+    return annotation
+
+
+HardwareOption = option("hardware")
+ProfileOption = option("profile")
+NetworkOption = option("network")
+FolderArgument = Annotated[Path, typer.Argument(help="The --out folder of a `maya run`.", metavar="DIR")]
