@@ -1,5 +1,5 @@
 # make demo     everything from nothing: environment, install, Llama 3 8B on eight emulated H100, and a page about it
-# make test     the tests          make lint   style and types
+# make test     the tests          make test-fast  the quick ones, in about a minute          make lint   style, types and directions of imports
 # make docs     the site, strictly, into site/
 # make bench    speed figures      make format rewrites the sources in the project's style
 # make accuracy DATA=folder   errors on measurements: kernels (docs/predictor.md) and whole training runs (docs/accuracy.md)
@@ -11,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test docs lint format bench bench-worlds bench-predictor bench-simulator accuracy accuracy-megatron profiles golden clean
+.PHONY: demo test test-fast docs lint format bench bench-worlds bench-predictor bench-simulator accuracy accuracy-megatron profiles golden clean
 
 demo: $(INSTALLED)
 	mkdir -p maya-out
@@ -19,6 +19,9 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto --dist worksteal tests
+
+test-fast: $(INSTALLED)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not framework" tests
 
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir site
