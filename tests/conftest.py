@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,8 @@ from hypothesis import settings
 
 from maya_core.device.emulated import EmulatedDevice
 from maya_core.hardware.catalog import find_gpu
+
+os.environ["MAYA_WARNINGS_AS_ERRORS"] = "1"  # in the programs that tests start, too: our C++ compiles without a warning
 
 # The same examples in every run: a change that breaks a property is told apart from a run that drew other numbers.
 settings.register_profile("maya", derandomize=True)

@@ -15,14 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
-from maya_core.cpp_build import compiled, compiler, run_compiler
+from maya_core.cpp_build import WARNINGS, compiled, compiler, run_compiler
 from maya_core.errors import MayaError
 
 SOURCES = Path(__file__).parent / "native"
 MODULE = "maya_native"
 WHAT = "the emulated device"
 # The last: torch 2.13 is built with the newer ABI of the standard library only, compilers of some distributions default to the older.
-FLAGS = ("-O2", "-std=c++20", "-fPIC", "-w", f"-DTORCH_EXTENSION_NAME={MODULE}", "-D_GLIBCXX_USE_CXX11_ABI=1")
+FLAGS = ("-O2", "-std=c++20", "-fPIC", *WARNINGS, f"-DTORCH_EXTENSION_NAME={MODULE}", "-D_GLIBCXX_USE_CXX11_ABI=1")
 SUPPORTED_TORCH = ((2, 13), (2, 14))  # from, up to but not including: the native device uses torch's C++ internals
 
 
@@ -58,11 +58,8 @@ def _build_key(version: str) -> str:
 
 def _compile(folder: Path, binary: Path) -> None:
     _, root = installed_torch()
-    includes = [
-        f"-I{root}/include",
-        f"-I{root}/include/torch/csrc/api/include",
-        f"-I{sysconfig.get_paths()['include']}",
-    ]
+    headers = (root / "include", root / "include/torch/csrc/api/include", sysconfig.get_paths()["include"])
+    includes = [f"-isystem{folder}" for folder in headers]  # system headers: only our own code is checked for warnings
     compiler()  # its absence is better said before the threads start
     sources = sorted(SOURCES.glob("*.cpp"), key=lambda source: -source.stat().st_size)
     objects = [folder / f"{source.stem}.o" for source in sources]

@@ -1,9 +1,11 @@
-// The clock of a job: hosts, streams, events, copy engines and collectives of all its ranks, from what each piece of work takes.
+// The clock of a job: hosts, streams, events, copy engines and collectives of all its ranks, from what each piece of
+// work takes.
 //
-// A rank's host goes through its items in order, and is ahead of its GPU until something makes it wait. A lane is a CUDA stream:
-// a queue of items. An item that runs is compute (shares its GPU with the other compute there, and loses to communication beside
-// it), a copy (one at a time per direction and GPU), or a meeting: it begins when its lane comes to it, moves data once all
-// members have come, and shares its links with other meetings there. Plain arrays in and out; clock.py has the same names.
+// A rank's host goes through its items in order, and is ahead of its GPU until something makes it wait. A lane is a
+// CUDA stream: a queue of items. An item that runs is compute (shares its GPU with the other compute there, and loses
+// to communication beside it), a copy (one at a time per direction and GPU), or a meeting: it begins when its lane
+// comes to it, moves data once all members have come, and shares its links with other meetings there. Plain arrays in
+// and out; clock.py has the same names.
 
 #include <algorithm>
 #include <cstdint>
@@ -13,7 +15,19 @@
 
 namespace {
 
-enum Kind : uint8_t { kCompute, kCopyIn, kCopyOut, kMeet, kRecord, kWait, kHostEvent, kHostLane, kHostDevice, kHostMeet, kMark };
+enum Kind : uint8_t {
+  kCompute,
+  kCopyIn,
+  kCopyOut,
+  kMeet,
+  kRecord,
+  kWait,
+  kHostEvent,
+  kHostLane,
+  kHostDevice,
+  kHostMeet,
+  kMark
+};
 
 constexpr double kSlowest = 0.05;  // compute never stops altogether
 constexpr int32_t kNone = -1;
@@ -28,21 +42,21 @@ struct Job {
   int64_t queue;  // items a lane takes before its host has to wait
   // By item.
   const uint8_t* kind;
-  const int32_t* lane;       // of host items: the lane waited for
-  const int32_t* subject;    // event, or device waited for
-  const double* host_s;      // the host's own time before it is issued
-  const double* work_s;      // of compute and copies, undisturbed
-  const int64_t* first_part; // items + 1: the meetings a kMeet is of
+  const int32_t* lane;        // of host items: the lane waited for
+  const int32_t* subject;     // event, or device waited for
+  const double* host_s;       // the host's own time before it is issued
+  const double* work_s;       // of compute and copies, undisturbed
+  const int64_t* first_part;  // items + 1: the meetings a kMeet is of
   // By part.
   const int32_t* meeting;
-  const uint8_t* waits;      // 0: a message that leaves without its receiver
+  const uint8_t* waits;  // 0: a message that leaves without its receiver
   // By rank, lane, meeting.
-  const int64_t* first_item; // ranks + 1
-  const int32_t* device_of;  // by lane
+  const int64_t* first_item;  // ranks + 1
+  const int32_t* device_of;   // by lane
   const int32_t* members;
   const double* meeting_s;
-  const double* pressure;    // share of compute lost beside it
-  const uint8_t* link;       // 0: within the node, 1: between nodes, 2: shared with nobody
+  const double* pressure;  // share of compute lost beside it
+  const uint8_t* link;     // 0: within the node, 1: between nodes, 2: shared with nobody
 };
 
 struct Result {
@@ -52,7 +66,6 @@ struct Result {
   double* over;
   double* host_over;  // by rank
 };
-
 }
 
 namespace {
@@ -79,7 +92,7 @@ struct Device {
   std::vector<int32_t> computing;    // lanes
   std::vector<int32_t> meetings[3];  // by link
   double pressure = 0;
-  std::vector<int32_t> engine[2];    // lanes whose copy runs (the first) or waits for the engine
+  std::vector<int32_t> engine[2];  // lanes whose copy runs (the first) or waits for the engine
 };
 
 struct Event {
@@ -91,7 +104,7 @@ struct Event {
 struct Host {
   int64_t next;
   double clock = 0;
-  int64_t waits_for = 0;  // how many things
+  int64_t waits_for = 0;     // how many things
   int64_t waits_in = kNone;  // item
 };
 
@@ -108,8 +121,18 @@ struct Moment {
 
 class Clock {
  public:
-  Clock(const Job& job, Result& result) : job_(job), out_(result), lanes_(job.lanes), devices_(job.devices), events_(job.events),
-      meetings_(job.meetings), hosts_(job.ranks), next_(job.items, kNone), parts_left_(job.items, 0), awaited_(job.items, kNone), over_(job.items, 0) {}
+  Clock(const Job& job, Result& result)
+      : job_(job),
+        out_(result),
+        lanes_(job.lanes),
+        devices_(job.devices),
+        events_(job.events),
+        meetings_(job.meetings),
+        hosts_(job.ranks),
+        next_(job.items, kNone),
+        parts_left_(job.items, 0),
+        awaited_(job.items, kNone),
+        over_(job.items, 0) {}
 
   int64_t run() {
     for (int64_t rank = 0; rank < job_.ranks; ++rank) {
@@ -122,10 +145,17 @@ class Clock {
       const double now = moment.at;
       switch (moment.what) {
         case kHost: host(moment.who, now); break;
-        case kLane: lanes_[moment.who].busy = false; advance(moment.who, now); break;
-        case kComputed: if (moment.stamp == lanes_[moment.who].stamp) computed(moment.who, now); break;
+        case kLane:
+          lanes_[moment.who].busy = false;
+          advance(moment.who, now);
+          break;
+        case kComputed:
+          if (moment.stamp == lanes_[moment.who].stamp) computed(moment.who, now);
+          break;
         case kCopied: copied(moment.who, now); break;
-        case kMet: if (moment.stamp == meetings_[moment.who].stamp) meeting_over(moment.who, now); break;
+        case kMet:
+          if (moment.stamp == meetings_[moment.who].stamp) meeting_over(moment.who, now);
+          break;
         case kLeft: part_over(moment.who, now); break;
       }
     }
@@ -139,7 +169,9 @@ class Clock {
   }
 
  private:
-  void foresee(double at, What what, int64_t who, uint32_t stamp = 0) { moments_.push({at, order_++, what, stamp, who}); }
+  void foresee(double at, What what, int64_t who, uint32_t stamp = 0) {
+    moments_.push({at, order_++, what, stamp, who});
+  }
 
   // ---- the host: as far as it gets without waiting ----
   void host(int64_t rank, double now) {
@@ -173,7 +205,10 @@ class Clock {
         case kMark: break;
         default: issue(item, host.clock, now);
       }
-      if (host.waits_for) { host.waits_in = item; return; }
+      if (host.waits_for) {
+        host.waits_in = item;
+        return;
+      }
     }
   }
 
@@ -192,10 +227,14 @@ class Clock {
   void issue(int64_t item, double at, double now) {
     const int32_t number = job_.lane[item];
     Lane& lane = lanes_[number];
-    if (lane.head == kNone) lane.head = item; else next_[lane.tail] = item;
+    if (lane.head == kNone) lane.head = item;
+    else next_[lane.tail] = item;
     lane.tail = item;
     ++lane.queued;
-    if (lane.head == item && !lane.busy) { lane.busy = true; foresee(std::max(at, now), kLane, number); }
+    if (lane.head == item && !lane.busy) {
+      lane.busy = true;
+      foresee(std::max(at, now), kLane, number);
+    }
   }
 
   // ---- lanes ----
@@ -203,16 +242,27 @@ class Clock {
     Lane& lane = lanes_[number];
     while (lane.head != kNone) {
       const int64_t item = lane.head;
-      if (out_.issued[item] > now) { lane.busy = true; return foresee(out_.issued[item], kLane, number); }
+      if (out_.issued[item] > now) {
+        lane.busy = true;
+        return foresee(out_.issued[item], kLane, number);
+      }
       out_.began[item] = out_.met[item] = now;
       switch (job_.kind[item]) {
-        case kRecord: event_over(job_.subject[item], now); finish(item, now); continue;
+        case kRecord:
+          event_over(job_.subject[item], now);
+          finish(item, now);
+          continue;
         case kWait:
-          if (!events_[job_.subject[item]].over) { lane.busy = true; events_[job_.subject[item]].lanes.push_back(number); return; }
+          if (!events_[job_.subject[item]].over) {
+            lane.busy = true;
+            events_[job_.subject[item]].lanes.push_back(number);
+            return;
+          }
           finish(item, now);
           continue;
         case kCompute: lane.busy = true; return compute(number, now);
-        case kCopyIn: case kCopyOut: lane.busy = true; return copy(number, now);
+        case kCopyIn:
+        case kCopyOut: lane.busy = true; return copy(number, now);
         default: lane.busy = true; return arrive(item, now);
       }
     }
@@ -333,7 +383,9 @@ class Clock {
     for (int32_t each : meeting.devices) pace_meetings(devices_[each].meetings[job_.link[number]], now);
   }
 
-  void pace_meetings(const std::vector<int32_t>& numbers, double now) { for (int32_t number : numbers) pace_meeting(number, now); }
+  void pace_meetings(const std::vector<int32_t>& numbers, double now) {
+    for (int32_t number : numbers) pace_meeting(number, now);
+  }
 
   // As fast as the most crowded of its members' links allows.
   void pace_meeting(int32_t number, double now) {
@@ -354,7 +406,9 @@ class Clock {
     for (int32_t each : meeting.devices) {
       Device& there = devices_[each];
       std::erase(there.meetings[job_.link[number]], number);
-      there.pressure = there.meetings[0].empty() && there.meetings[1].empty() && there.meetings[2].empty() ? 0 : there.pressure - job_.pressure[number];
+      there.pressure = there.meetings[0].empty() && there.meetings[1].empty() && there.meetings[2].empty()
+                           ? 0
+                           : there.pressure - job_.pressure[number];
       pace_compute(there, now);
       pace_meetings(there.meetings[job_.link[number]], now);
     }
@@ -363,7 +417,10 @@ class Clock {
   }
 
   void part_over(int64_t item, double now) {
-    if (job_.kind[item] == kHostMeet) { out_.over[item] = now; return let_go(awaited_[item], now); }
+    if (job_.kind[item] == kHostMeet) {
+      out_.over[item] = now;
+      return let_go(awaited_[item], now);
+    }
     if (--parts_left_[item] == 0) go_on(item, now);
   }
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from maya_core.cpp_build import compiled, run_compiler
+from maya_core.cpp_build import WARNINGS, compiled, run_compiler
 from maya_core.errors import MayaError
 
 SOURCE = Path(__file__).with_name("clock.cpp")
 QUEUE = 1024  # launches that CUDA takes for a stream before it makes the host wait
 ENDLESS = 2**62
-FLAGS = ("-O2", "-std=c++20", "-fPIC", "-shared")
+FLAGS = ("-O2", "-std=c++20", "-fPIC", "-shared", *WARNINGS)
 
 
 class WorkKind(enum.IntEnum):

@@ -20,9 +20,12 @@ using MempoolId = std::pair<uint64_t, uint64_t>;  // as c10::MempoolId_t; {0, 0}
 // What PYTORCH_CUDA_ALLOC_CONF / PYTORCH_ALLOC_CONF can say. Throws std::invalid_argument naming a wrong key or value.
 // `previous` is what a running program had before (torch.cuda.memory._set_allocator_settings): some options outlive it.
 struct AllocatorSettings;  // allocator_settings.h
-std::shared_ptr<const AllocatorSettings> parse_allocator_settings(const std::string& conf, const AllocatorSettings* previous = nullptr);
+std::shared_ptr<const AllocatorSettings> parse_allocator_settings(const std::string& conf,
+                                                                  const AllocatorSettings* previous = nullptr);
 
-struct Stat { int64_t current = 0, peak = 0, allocated = 0, freed = 0; };
+struct Stat {
+  int64_t current = 0, peak = 0, allocated = 0, freed = 0;
+};
 using PoolStats = std::array<Stat, 3>;  // all, small pool, large pool
 
 struct AllocatorStats {  // field for field CUDACachingAllocator's DeviceStats
@@ -34,28 +37,61 @@ struct AllocatorStats {  // field for field CUDACachingAllocator's DeviceStats
           num_oom_rejections = 0, max_split_size = 0;
 };
 
-struct BlockInfo { int64_t size, requested_size; uint64_t address; bool allocated, active; std::shared_ptr<void> context; };
+struct BlockInfo {
+  int64_t size, requested_size;
+  uint64_t address;
+  bool allocated, active;
+  std::shared_ptr<void> context;
+};
 struct SegmentInfo {
-  int device; uint64_t address; int64_t total_size, requested_size, allocated_size, active_size; StreamId stream;
-  bool is_large, is_expandable; MempoolId owner_pool; std::vector<BlockInfo> blocks; std::shared_ptr<void> context;
+  int device;
+  uint64_t address;
+  int64_t total_size, requested_size, allocated_size, active_size;
+  StreamId stream;
+  bool is_large, is_expandable;
+  MempoolId owner_pool;
+  std::vector<BlockInfo> blocks;
+  std::shared_ptr<void> context;
 };
 
-enum class MemoryAction : uint8_t { Alloc, FreeRequested, FreeCompleted, SegmentAlloc, SegmentFree, SegmentMap, SegmentUnmap, Snapshot, OutOfMemory };
-struct MemoryEvent { MemoryAction action; int device; uint64_t address; int64_t size; StreamId stream; MempoolId pool; int64_t time_us; std::shared_ptr<void> context; };
+enum class MemoryAction : uint8_t {
+  Alloc,
+  FreeRequested,
+  FreeCompleted,
+  SegmentAlloc,
+  SegmentFree,
+  SegmentMap,
+  SegmentUnmap,
+  Snapshot,
+  OutOfMemory
+};
+struct MemoryEvent {
+  MemoryAction action;
+  int device;
+  uint64_t address;
+  int64_t size;
+  StreamId stream;
+  MempoolId pool;
+  int64_t time_us;
+  std::shared_ptr<void> context;
+};
 
 // Raised where the real device would: `what()` is PyTorch's own message.
-struct OutOfMemory : std::runtime_error { using std::runtime_error::runtime_error; };
+struct OutOfMemory : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
 
 struct Block;  // opaque: one allocated piece of device memory
 uint64_t address_of(const Block*);
-int64_t size_of(const Block*);           // rounded size
+int64_t size_of(const Block*);  // rounded size
 int64_t requested_size_of(const Block*);
 StreamId stream_of(const Block*);
 
 class CachingAllocator {
  public:
   // total_bytes: device memory as the driver reports it; outside_bytes: what the CUDA context and libraries take of it.
-  CachingAllocator(int device, int64_t total_bytes, int64_t outside_bytes, std::shared_ptr<const AllocatorSettings> settings);
+  CachingAllocator(int device, int64_t total_bytes, int64_t outside_bytes,
+                   std::shared_ptr<const AllocatorSettings> settings);
   ~CachingAllocator();
 
   // Memory that a library takes from the driver by itself; false where there is not so much left.
@@ -77,7 +113,8 @@ class CachingAllocator {
   std::vector<SegmentInfo> snapshot(MempoolId pool = {0, 0}) const;
 
   // torch.cuda.memory._record_memory_history: keep the last max_entries events, each with what gather_context returns.
-  void record_history(bool enabled, std::function<std::shared_ptr<void>()> gather_context, size_t max_entries, bool context_on_free);
+  void record_history(bool enabled, std::function<std::shared_ptr<void>()> gather_context, size_t max_entries,
+                      bool context_on_free);
   bool recording_history() const;
   std::vector<MemoryEvent> history() const;
 

@@ -20,7 +20,8 @@ bool has_room(const Block* block, int64_t size) {
 // The lowest address with enough room, be it free or unmapped; a new segment if there is none.
 Block* CachingAllocator::State::find_expandable(const Request& request) {
   Pool& pool = *request.pool;
-  for (auto it = pool.unmapped.lower_bound(request.stream); it != pool.unmapped.end() && (*it)->stream == request.stream; ++it) {
+  for (auto it = pool.unmapped.lower_bound(request.stream);
+       it != pool.unmapped.end() && (*it)->stream == request.stream; ++it) {
     Block* block = *it;
     if (block->prev && block->prev->is_idle()) block = block->prev;
     if (has_room(block, request.size)) return block;
@@ -107,7 +108,8 @@ void CachingAllocator::State::unmap(Block* block, const Context& context) {
   reserved_changed(pool, -unmapped);
   if (pool.owner) --pool.owner->segments;
   ++stats.num_device_free;
-  report(MemoryAction::SegmentUnmap, address, unmapped, block->stream, block->pool_id(), context ? context : block->segment_context);
+  report(MemoryAction::SegmentUnmap, address, unmapped, block->stream, block->pool_id(),
+         context ? context : block->segment_context);
 }
 
 void CachingAllocator::State::release_address_space(Block* block) {

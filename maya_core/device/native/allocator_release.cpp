@@ -6,7 +6,10 @@
 namespace maya {
 
 Driver::Driver(int device, int64_t total, int64_t outside)
-    : total_(total), outside_(outside), next_(0x7f0000000000 + (static_cast<uint64_t>(device) << 42)), end_(next_ + (uint64_t{1} << 42)) {}
+    : total_(total),
+      outside_(outside),
+      next_(0x7f0000000000 + (static_cast<uint64_t>(device) << 42)),
+      end_(next_ + (uint64_t{1} << 42)) {}
 
 bool Driver::take(int64_t bytes) {
   if (bytes > total_ - outside_ - taken_) return false;
@@ -46,7 +49,8 @@ void Driver::release_addresses(uint64_t address, int64_t bytes) {
     size += after->second;
     after = returned_.erase(after);
   }
-  if (after != returned_.begin() && std::prev(after)->first + std::prev(after)->second == address) std::prev(after)->second += size;
+  if (after != returned_.begin() && std::prev(after)->first + std::prev(after)->second == address)
+    std::prev(after)->second += size;
   else returned_[address] = size;
 }
 
@@ -54,7 +58,8 @@ void Driver::release_addresses(uint64_t address, int64_t bytes) {
 bool CachingAllocator::State::release_oversize(const Request& request, const Context& context) {
   const int64_t oversize = settings->max_split_size;
   if (oversize == kUnlimitedSplit) return false;
-  // A split block as large as that exists only if the limit changed meanwhile; PyTorch would free its neighbours with it.
+  // A split block as large as that exists only if the limit changed meanwhile; PyTorch would free its neighbours with
+  // it.
   auto releasable = [](const Block* block) { return !block->expandable && !block->is_split(); };
   FreeBlocks& free = request.pool->free;
   const int64_t wanted = std::max(request.size, oversize);
@@ -85,11 +90,17 @@ void CachingAllocator::State::release_cached(const Context& context, MempoolId p
   for (size_t i = 0; i < freeable_pools.size();) {
     const MempoolId id = freeable_pools[i];
     PrivatePool& freeable = private_pool(id);
-    if (!everything && id != pool) { ++i; continue; }
+    if (!everything && id != pool) {
+      ++i;
+      continue;
+    }
     if (!everything) complete_events_now(context, &freeable);
     release_pool_blocks(freeable.small, context);
     release_pool_blocks(freeable.large, context);
-    if (freeable.segments != 0) { ++i; continue; }
+    if (freeable.segments != 0) {
+      ++i;
+      continue;
+    }
     retired_pools.push_back(std::move(private_pools.extract(id).mapped()));
     freeable_pools.erase(freeable_pools.begin() + i);
   }
@@ -111,7 +122,8 @@ void CachingAllocator::State::release_pool_blocks(Pool& pool, const Context& con
 void CachingAllocator::State::release_segment(Block* block, const Context& context) {
   Pool& pool = *block->pool;
   ++stats.num_device_free;
-  report(MemoryAction::SegmentFree, block->address, block->size, block->stream, block->pool_id(), context ? context : block->segment_context);
+  report(MemoryAction::SegmentFree, block->address, block->size, block->stream, block->pool_id(),
+         context ? context : block->segment_context);
   driver.give_back((block->size + kDriverGranularity - 1) / kDriverGranularity * kDriverGranularity);
   driver.release_addresses(block->address, block->size);
   if (pool.owner) --pool.owner->segments;
@@ -124,7 +136,8 @@ void CachingAllocator::State::release_segment(Block* block, const Context& conte
 
 // Above the threshold, whole cached segments older than the average go until enough is free or none is left.
 void CachingAllocator::State::collect_garbage(const Context& context) {
-  const auto threshold = static_cast<int64_t>(settings->garbage_collection_threshold * static_cast<double>(allowed_bytes));
+  const auto threshold =
+      static_cast<int64_t>(settings->garbage_collection_threshold * static_cast<double>(allowed_bytes));
   if (allocated_from_driver <= threshold) return;
   const int64_t target = allocated_from_driver - threshold;
   int64_t total_age = 0, candidates = 0, reclaimed = 0;
@@ -163,7 +176,8 @@ void CachingAllocator::State::complete_events(const Context& context) {
   if (!deferred.empty()) await_deferred(context);
   if (!events.empty()) {
     for (auto it = events.begin(); it != events.end(); it = events.erase(it)) {
-      for (Block* block : it->value) if (--block->pending_events == 0) return_to_pool(block, context);
+      for (Block* block : it->value)
+        if (--block->pending_events == 0) return_to_pool(block, context);
     }
   }
 }
@@ -186,7 +200,9 @@ void CachingAllocator::State::complete_events_now(const Context& context, const 
 void CachingAllocator::State::await_deferred(const Context& context) {
   for (Block* block : std::exchange(deferred, {})) {
     if (auto found = used_by_in_capture.find(block); found != used_by_in_capture.end()) {
-      std::erase_if(block->used_by, [&](StreamId s) { return std::find(found->second.begin(), found->second.end(), s) != found->second.end(); });
+      std::erase_if(block->used_by, [&](StreamId s) {
+        return std::find(found->second.begin(), found->second.end(), s) != found->second.end();
+      });
       used_by_in_capture.erase(found);
     }
     await_streams(block);

@@ -13,11 +13,11 @@
 
 namespace maya {
 
-constexpr int64_t kBlockGranularity = 512;        // every block is a multiple of this
-constexpr int64_t kLargestSmall = kMiB;           // requests up to this size live in the small pool
-constexpr int64_t kSmallSegment = 2 * kMiB;       // what the small pool asks of the driver
-constexpr int64_t kLargeSegmentBelow = 10 * kMiB; // requests under this share a segment of large_segment_size
-constexpr int64_t kDriverGranularity = 2 * kMiB;  // the driver hands out whole pages of this size
+constexpr int64_t kBlockGranularity = 512;         // every block is a multiple of this
+constexpr int64_t kLargestSmall = kMiB;            // requests up to this size live in the small pool
+constexpr int64_t kSmallSegment = 2 * kMiB;        // what the small pool asks of the driver
+constexpr int64_t kLargeSegmentBelow = 10 * kMiB;  // requests under this share a segment of large_segment_size
+constexpr int64_t kDriverGranularity = 2 * kMiB;   // the driver hands out whole pages of this size
 
 using Context = std::shared_ptr<void>;  // where in the program an event happened, opaque to the model
 struct Block;
@@ -47,7 +47,7 @@ struct ByAddress {
 };
 
 struct Pool {
-  explicit Pool(bool is_small, PrivatePool* owner = nullptr) : is_small(is_small), owner(owner) {}
+  explicit Pool(bool of_small_blocks, PrivatePool* of_pool = nullptr) : is_small(of_small_blocks), owner(of_pool) {}
   void add(Block* block);  // and starts counting its age
   void remove(Block* block);
   FreeBlocks::iterator first_fit(StreamId stream, int64_t size);
@@ -60,14 +60,18 @@ struct Pool {
 };
 
 struct PrivatePool {
-  explicit PrivatePool(MempoolId id) : id(id), small(true, this), large(false, this) {}
+  explicit PrivatePool(MempoolId pool_id) : id(pool_id), small(true, this), large(false, this) {}
   const MempoolId id;
   int users = 1;
-  int segments = 0;  // device allocations still held, counted as PyTorch does (with expandable segments it may miscount)
+  int segments =
+      0;  // device allocations still held, counted as PyTorch does (with expandable segments it may miscount)
   Pool small, large;
 };
 
-struct ExpandableSegment { uint64_t address; int64_t size, page; };
+struct ExpandableSegment {
+  uint64_t address;
+  int64_t size, page;
+};
 
 struct Block {
   StreamId stream = 0;
@@ -75,15 +79,15 @@ struct Block {
   uint64_t address = 0;
   Pool* pool = nullptr;
   bool allocated = false;
-  bool mapped = true;                        // false only for address space of an expandable segment
+  bool mapped = true;  // false only for address space of an expandable segment
   int pending_events = 0;
   int64_t searches_when_freed = 0;
-  Block *prev = nullptr, *next = nullptr;    // neighbours in the segment
+  Block *prev = nullptr, *next = nullptr;  // neighbours in the segment
   Block *active_prev = nullptr, *active_next = nullptr;
-  FreeBlocks::iterator place{};               // in the pool, while it is free there
+  FreeBlocks::iterator place{};  // in the pool, while it is free there
   ExpandableSegment* expandable = nullptr;
-  std::vector<StreamId> used_by;             // other streams that may still read it (record_stream)
-  Context context, segment_context;          // of the allocation; of the cudaMalloc, kept by the first block of a segment
+  std::vector<StreamId> used_by;     // other streams that may still read it (record_stream)
+  Context context, segment_context;  // of the allocation; of the cudaMalloc, kept by the first block of a segment
 
   bool is_split() const { return prev || next; }
   bool is_idle() const { return !allocated && pending_events == 0 && used_by.empty(); }
@@ -205,9 +209,11 @@ struct CachingAllocator::State {
   std::vector<SegmentInfo> snapshot(MempoolId pool);
   std::vector<const Block*> segment_heads(MempoolId pool) const;
   [[noreturn]] void run_out(const Request& request, const Context& context);
-  void report(MemoryAction action, uint64_t address, int64_t size, StreamId stream, MempoolId pool, const Context& context);
+  void report(MemoryAction action, uint64_t address, int64_t size, StreamId stream, MempoolId pool,
+              const Context& context);
   void reserved_changed(const Pool& pool, int64_t bytes);
-  template <typename Visit> void for_each_stat(Visit visit);
+  template <typename Visit>
+  void for_each_stat(Visit visit);
   Context gather(bool freeing);
   PrivatePool& private_pool(MempoolId id) const;
 
@@ -221,9 +227,9 @@ struct CachingAllocator::State {
 
   BlockStore blocks;
   Pool small{true}, large{false};
-  Block* active = nullptr;  // list of blocks handed out or awaiting other streams
+  Block* active = nullptr;                                       // list of blocks handed out or awaiting other streams
   HashOrdered<StreamId, std::deque<Block*>, StreamHash> events;  // freed blocks awaiting the stream
-  std::vector<Block*> deferred;                                            // freed during a capture: no event may be recorded
+  std::vector<Block*> deferred;                                  // freed during a capture: no event may be recorded
   std::unordered_map<Block*, std::vector<StreamId>> used_by_in_capture;
   std::vector<std::unique_ptr<ExpandableSegment>> expandable_segments;
 

@@ -9,10 +9,10 @@
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <pybind11/chrono.h>
+#include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Utils.hpp>
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
-#include <torch/csrc/utils/pybind.h>
 
 #include <functional>
 #include <map>
@@ -22,8 +22,8 @@
 #include <unordered_map>
 
 #include "device.h"
-#include "timing.h"
 #include "lines.h"
+#include "timing.h"
 #include "values.h"
 
 namespace maya {
@@ -38,13 +38,13 @@ using Settle = std::function<void()>;
 
 // One call on a communicator, as the trace's table of calls holds it. Ranks are the communicator's own.
 struct CollectiveCall {
-  uint32_t communicator;
+  uint32_t communicator = 0;
   std::string op;
   std::string dtype;
   int64_t elements_in = 0, elements_out = 0;  // given and received by this rank
   int64_t peer = -1;                          // root, source or destination
   std::string reduction;
-  std::vector<int64_t> splits_in, splits_out; // of an uneven exchange, in elements
+  std::vector<int64_t> splits_in, splits_out;  // of an uneven exchange, in elements
 };
 
 // The Python side (maya_core/collectives): tables, call stacks and the values that ranks give one another.
@@ -55,7 +55,8 @@ class PythonCollectives {
     py::gil_scoped_acquire gil;
     side_ = py::object();
   }
-  uint32_t communicator(const std::string& backend, const std::string& name, const std::vector<int64_t>& ranks, int rank) {
+  uint32_t communicator(const std::string& backend, const std::string& name, const std::vector<int64_t>& ranks,
+                        int rank) {
     py::gil_scoped_acquire gil;
     return side_.attr("communicator")(backend, name, ranks, rank).cast<uint32_t>();
   }
@@ -71,14 +72,15 @@ class PythonCollectives {
   // Gives this rank's values to the others; the result, if any, waits for theirs and leaves them in `outputs`.
   Settle exchange(const CollectiveCall& c, int64_t sequence, const Tensors& inputs, const Tensors& outputs) {
     py::gil_scoped_acquire gil;
-    py::object settle = side_.attr("exchange")(c.communicator, c.op, sequence, c.peer, c.reduction, c.splits_in, inputs, outputs);
+    py::object settle =
+        side_.attr("exchange")(c.communicator, c.op, sequence, c.peer, c.reduction, c.splits_in, inputs, outputs);
     if (settle.is_none()) return {};
     std::shared_ptr<py::object> held(new py::object(std::move(settle)), [](py::object* object) {
-      py::gil_scoped_acquire gil;
+      py::gil_scoped_acquire gil_at_release;
       delete object;
     });
     return [held] {
-      py::gil_scoped_acquire gil;
+      py::gil_scoped_acquire gil_when_settled;
       (*held)();
     };
   }
@@ -92,11 +94,14 @@ class PythonCollectives {
   // Python's tables are asked once for each call and each place; programs make the same ones over and over.
   uint32_t number_of(const CollectiveCall& c) {
     std::string key = c.op + '/' + c.dtype + '/' + c.reduction;
-    for (int64_t number : {int64_t(c.communicator), c.elements_in, c.elements_out, c.peer, int64_t(c.splits_in.size())}) add(key, number);
-    for (const auto* splits : {&c.splits_in, &c.splits_out}) for (int64_t size : *splits) add(key, size);
+    for (int64_t number : {int64_t(c.communicator), c.elements_in, c.elements_out, c.peer, int64_t(c.splits_in.size())})
+      add(key, number);
+    for (const auto* splits : {&c.splits_in, &c.splits_out})
+      for (int64_t size : *splits) add(key, size);
     auto found = calls_.find(key);
     if (found == calls_.end()) {
-      auto number = side_.attr("call")(c.communicator, c.op, c.dtype, c.elements_in, c.elements_out, c.peer, c.reduction, c.splits_in, c.splits_out);
+      auto number = side_.attr("call")(c.communicator, c.op, c.dtype, c.elements_in, c.elements_out, c.peer,
+                                       c.reduction, c.splits_in, c.splits_out);
       found = calls_.emplace(std::move(key), number.cast<uint32_t>()).first;
     }
     return found->second;
@@ -109,12 +114,15 @@ class PythonCollectives {
     if (found == sites_.end()) {
       py::tuple frames(stack.size());  // keeps the code: at its address there is never another
       for (size_t i = 0; i < stack.size(); i++)
-        frames[i] = py::make_tuple(py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(stack[i].first)), stack[i].second);
+        frames[i] = py::make_tuple(py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(stack[i].first)),
+                                   stack[i].second);
       found = sites_.emplace(std::move(key), side_.attr("site")(frames).cast<int64_t>()).first;
     }
     return found->second;
   }
-  static void add(std::string& key, int64_t number) { key.append(reinterpret_cast<const char*>(&number), sizeof(number)); }
+  static void add(std::string& key, int64_t number) {
+    key.append(reinterpret_cast<const char*>(&number), sizeof(number));
+  }
 
   py::object side_;
   std::unordered_map<std::string, uint32_t> calls_;
@@ -130,14 +138,18 @@ PythonCollectives& python() {
   return *side();
 }
 
-c10::Stream device_stream(int device, c10::StreamId id) { return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::DeviceType::CUDA, device), id); }
+c10::Stream device_stream(int device, c10::StreamId id) {
+  return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::DeviceType::CUDA, device), id);
+}
 
 bool exchanged(const Tensor& tensor) {
   return tensor.defined() && (!tensor.is_cuda() || tensor.numel() <= exchange_limit(tensor.scalar_type()));
 }
 
 int64_t elements(const Tensors& tensors) {
-  return std::accumulate(tensors.begin(), tensors.end(), int64_t(0), [](int64_t sum, const Tensor& tensor) { return sum + (tensor.defined() ? tensor.numel() : 0); });
+  return std::accumulate(tensors.begin(), tensors.end(), int64_t(0), [](int64_t sum, const Tensor& tensor) {
+    return sum + (tensor.defined() ? tensor.numel() : 0);
+  });
 }
 
 std::vector<int64_t> sizes_of(const Tensors& tensors) {
@@ -171,7 +183,9 @@ const char* reduction_name(const c10d::ReduceOp& op) {
 }
 
 // What a group of one rank copies, without NCCL.
-bool copied_alone(const std::string& op) { return op.starts_with("reduce_scatter") || op == "gather" || op == "scatter"; }
+bool copied_alone(const std::string& op) {
+  return op.starts_with("reduce_scatter") || op == "gather" || op == "scatter";
+}
 
 bool same_sizes(const Tensors& tensors) {
   return std::all_of(tensors.begin(), tensors.end(), [&](const Tensor& one) { return one.is_same_size(tensors[0]); });
@@ -187,7 +201,7 @@ Tensor stacked_like(const Tensors& tensors) {
 using Shelf = std::vector<Tensor>;
 
 struct Work final : c10d::Work {
-  Work(int rank, OpType op, uint64_t sequence) : c10d::Work(rank, op), sequence(sequence) {}
+  Work(int rank, OpType op, uint64_t number) : c10d::Work(rank, op), sequence(number) {}
   bool isCompleted() override { return true; }
   bool isSuccess() const override { return true; }
   Tensors result() override { return outputs; }
@@ -224,7 +238,8 @@ struct Work final : c10d::Work {
     if (device < 0) {
       future = c10::make_intrusive<c10::ivalue::Future>(type);
     } else {
-      future = c10::make_intrusive<c10::ivalue::Future>(type, std::vector<c10::Device>{c10::Device(c10::DeviceType::CUDA, device)});
+      future = c10::make_intrusive<c10::ivalue::Future>(
+          type, std::vector<c10::Device>{c10::Device(c10::DeviceType::CUDA, device)});
     }
     future->markCompleted(c10::IValue(outputs));
   }
@@ -240,7 +255,8 @@ struct Work final : c10d::Work {
 };
 
 struct NcclOptions : c10d::Backend::Options {
-  explicit NcclOptions(bool high_priority = false) : Options("nccl", std::chrono::minutes(10)), is_high_priority_stream(high_priority) {}
+  explicit NcclOptions(bool high_priority = false)
+      : Options("nccl", std::chrono::minutes(10)), is_high_priority_stream(high_priority) {}
   bool is_high_priority_stream;
   int64_t split_color = 0;
 };
@@ -250,7 +266,8 @@ struct GlooOptions : c10d::Backend::Options {
 
 class Communicator : public c10d::Backend {
  public:
-  Communicator(int rank, int size, c10::intrusive_ptr<Options> options) : Backend(rank, size), options_(std::move(options)) {}
+  Communicator(int rank, int size, c10::intrusive_ptr<Options> options)
+      : Backend(rank, size), options_(std::move(options)) {}
 
   const std::string getBackendName() const override { return options_->backend; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
@@ -268,7 +285,8 @@ class Communicator : public c10d::Backend {
     OnDevice on(device.index());
     channel(std::to_string(device.index()), device.index());
   }
-  c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<c10d::Store>&, const std::vector<int>& ranks, const c10::intrusive_ptr<Options>& options) override {
+  c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<c10d::Store>&, const std::vector<int>& ranks,
+                                    const c10::intrusive_ptr<Options>& options) override {
     splits_++;
     const auto mine = std::find(ranks.begin(), ranks.end(), getRank());
     if (mine == ranks.end()) return nullptr;
@@ -290,21 +308,26 @@ class Communicator : public c10d::Backend {
     return collective(OpType::ALLREDUCE, call("all_reduce", tensor, -1, o.reduceOp), {tensor}, {tensor}, o.asyncOp);
   }
   WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& o) override {
-    return coalesced(tensors, tensors, o.asyncOp, [&](Tensor& in, Tensor&) { return call("all_reduce", in, -1, o.reduceOp); });
+    return coalesced(tensors, tensors, o.asyncOp,
+                     [&](Tensor& in, Tensor&) { return call("all_reduce", in, -1, o.reduceOp); });
   }
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& o) override {
     auto tensor = one(tensors);
-    return collective(OpType::BROADCAST, call("broadcast", tensor, o.rootRank + o.rootTensor), {tensor}, {tensor}, o.asyncOp);
+    return collective(OpType::BROADCAST, call("broadcast", tensor, o.rootRank + o.rootTensor), {tensor}, {tensor},
+                      o.asyncOp);
   }
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& o) override {
     auto tensor = one(tensors, reduction_name(o.reduceOp));
-    return collective(OpType::REDUCE, call("reduce", tensor, o.rootRank + o.rootTensor, o.reduceOp), {tensor}, {tensor}, o.asyncOp);
+    return collective(OpType::REDUCE, call("reduce", tensor, o.rootRank + o.rootTensor, o.reduceOp), {tensor}, {tensor},
+                      o.asyncOp);
   }
   WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& o) override {
     auto input = one(inputs);
     auto& to = outputs.at(0);
-    TORCH_CHECK_VALUE(int(to.size()) == getSize(), "all_gather: ", to.size(), " output tensors for a group of ", getSize());
-    if (host_only() || !input.is_cuda()) return collective(OpType::ALLGATHER, gathered("all_gather", input, to), {input}, to, o.asyncOp);
+    TORCH_CHECK_VALUE(int(to.size()) == getSize(), "all_gather: ", to.size(), " output tensors for a group of ",
+                      getSize());
+    if (host_only() || !input.is_cuda())
+      return collective(OpType::ALLGATHER, gathered("all_gather", input, to), {input}, to, o.asyncOp);
     if (!same_sizes(to)) {  // one broadcast from each rank, as one group
       startCoalescing();
       for (int64_t source = 0; source < int64_t(to.size()); source++) {
@@ -320,13 +343,17 @@ class Communicator : public c10d::Backend {
   WorkPtr _allgather_base(Tensor& output, Tensor& input, const c10d::AllgatherOptions& o) override {
     check(input), check(output);
     TORCH_CHECK_TYPE(input.dtype() == output.dtype(), "output tensor must have the same type as input tensor");
-    TORCH_CHECK_VALUE(input.numel() * getSize() == output.numel(), "output tensor size must be equal to world_size times input tensor size");
-    return collective(OpType::_ALLGATHER_BASE, sized("all_gather_into_tensor", input, output), {input}, {output}, o.asyncOp);
+    TORCH_CHECK_VALUE(input.numel() * getSize() == output.numel(),
+                      "output tensor size must be equal to world_size times input tensor size");
+    return collective(OpType::_ALLGATHER_BASE, sized("all_gather_into_tensor", input, output), {input}, {output},
+                      o.asyncOp);
   }
   WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& o) override {
-    return coalesced(inputs, outputs, o.asyncOp, [&](Tensor& in, Tensor& out) { return sized("all_gather_into_tensor", in, out); });
+    return coalesced(inputs, outputs, o.asyncOp,
+                     [&](Tensor& in, Tensor& out) { return sized("all_gather_into_tensor", in, out); });
   }
-  WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& o) override {
+  WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                              const c10d::AllgatherOptions& o) override {
     TORCH_CHECK_NOT_IMPLEMENTED(host_only(), "ProcessGroupNCCL does not support allgather_coalesced");
     WorkPtr last;
     for (size_t i = 0; i < inputs.size(); i++) {
@@ -339,7 +366,8 @@ class Communicator : public c10d::Backend {
   WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& o) override {
     auto output = one(outputs, reduction_name(o.reduceOp));
     auto& from = inputs.at(0);
-    TORCH_CHECK_VALUE(int(from.size()) == getSize(), "reduce_scatter: ", from.size(), " input tensors for a group of ", getSize());
+    TORCH_CHECK_VALUE(int(from.size()) == getSize(), "reduce_scatter: ", from.size(), " input tensors for a group of ",
+                      getSize());
     auto made = call("reduce_scatter", output, -1, o.reduceOp);
     made.elements_in = elements(from);
     if (host_only() || !output.is_cuda()) return collective(OpType::REDUCE_SCATTER, made, from, {output}, o.asyncOp);
@@ -356,14 +384,19 @@ class Communicator : public c10d::Backend {
   }
   WorkPtr _reduce_scatter_base(Tensor& output, Tensor& input, const c10d::ReduceScatterOptions& o) override {
     TORCH_CHECK_TYPE(input.dtype() == output.dtype(), "input tensor must be the same type as the output tensor.");
-    TORCH_CHECK_VALUE(input.numel() == output.numel() * getSize(), "input tensor must be the same size as output size times world size");
+    TORCH_CHECK_VALUE(input.numel() == output.numel() * getSize(),
+                      "input tensor must be the same size as output size times world size");
     check_reducible(output, reduction_name(o.reduceOp));
-    return collective(OpType::_REDUCE_SCATTER_BASE, sized("reduce_scatter_tensor", input, output, o.reduceOp), {input}, {output}, o.asyncOp);
+    return collective(OpType::_REDUCE_SCATTER_BASE, sized("reduce_scatter_tensor", input, output, o.reduceOp), {input},
+                      {output}, o.asyncOp);
   }
-  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& o) override {
-    return coalesced(inputs, outputs, o.asyncOp, [&](Tensor& in, Tensor& out) { return sized("reduce_scatter_tensor", in, out, o.reduceOp); });
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& o) override {
+    return coalesced(inputs, outputs, o.asyncOp,
+                     [&](Tensor& in, Tensor& out) { return sized("reduce_scatter_tensor", in, out, o.reduceOp); });
   }
-  WorkPtr alltoall_base(Tensor& output, Tensor& input, std::vector<int64_t>& out_splits, std::vector<int64_t>& in_splits, const c10d::AllToAllOptions& o) override {
+  WorkPtr alltoall_base(Tensor& output, Tensor& input, std::vector<int64_t>& out_splits,
+                        std::vector<int64_t>& in_splits, const c10d::AllToAllOptions& o) override {
     check(output), check(input);
     auto made = sized("all_to_all", input, output);
     if (!out_splits.empty() || !in_splits.empty()) {
@@ -372,13 +405,15 @@ class Communicator : public c10d::Backend {
       made.splits_in = in_elements(in_splits, input);
       made.splits_out = in_elements(out_splits, output);
     } else {
-      TORCH_CHECK_VALUE(input.numel() == output.numel() && input.scalar_type() == output.scalar_type(), "Tensors are not equal in size or data type");
+      TORCH_CHECK_VALUE(input.numel() == output.numel() && input.scalar_type() == output.scalar_type(),
+                        "Tensors are not equal in size or data type");
       TORCH_CHECK_VALUE(input.size(0) % getSize() == 0, "Tensor's dim 0 does not divide equally across group size");
     }
     return collective(OpType::ALLTOALL_BASE, made, {input}, {output}, o.asyncOp);
   }
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& o) override {
-    TORCH_CHECK_VALUE(int(outputs.size()) == getSize() && int(inputs.size()) == getSize(), "all_to_all: a group of ", getSize(), " needs as many input and output tensors");
+    TORCH_CHECK_VALUE(int(outputs.size()) == getSize() && int(inputs.size()) == getSize(), "all_to_all: a group of ",
+                      getSize(), " needs as many input and output tensors");
     for (auto& tensor : outputs) check(tensor);
     for (auto& tensor : inputs) check(tensor);
     auto made = call("all_to_all", inputs[0]);
@@ -394,7 +429,8 @@ class Communicator : public c10d::Backend {
     auto made = call("gather", input, o.rootRank);
     made.elements_out = root ? elements(outputs[0]) : 0;
     auto work = collective(OpType::GATHER, made, {input}, root ? outputs[0] : Tensors(), o.asyncOp);
-    if (root && !host_only()) outputs[0][getRank()].copy_(input);  // the root's own part is a copy on the current stream
+    if (root && !host_only())
+      outputs[0][getRank()].copy_(input);  // the root's own part is a copy on the current stream
     return work;
   }
   WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& o) override {
@@ -412,8 +448,10 @@ class Communicator : public c10d::Backend {
     if (host_only()) return collective(OpType::BARRIER, call("barrier", Tensor()), {}, {}, o.asyncOp);
     const int device = o.device_ids.empty() ? guess_device() : int(o.device_ids[0]);
     OnDevice on(device);
-    auto token = at::zeros({1}, at::TensorOptions().device(c10::Device(c10::DeviceType::CUDA, device)).dtype(at::kFloat));
-    auto work = collective(OpType::BARRIER, call("barrier", token, -1, c10d::ReduceOp::SUM), {token}, {token}, o.asyncOp);
+    auto token =
+        at::zeros({1}, at::TensorOptions().device(c10::Device(c10::DeviceType::CUDA, device)).dtype(at::kFloat));
+    auto work =
+        collective(OpType::BARRIER, call("barrier", token, -1, c10d::ReduceOp::SUM), {token}, {token}, o.asyncOp);
     if (work) static_cast<Work&>(*work).host_waits = true;
     else synchronize_stream(device, current_stream(device));
     return work;
@@ -421,8 +459,12 @@ class Communicator : public c10d::Backend {
   void monitoredBarrier(const c10d::BarrierOptions& o, bool) override { barrier(o); }
 
   // ---- point to point ----
-  WorkPtr send(Tensors& tensors, int to, int tag) override { return point_to_point(OpType::SEND, "send", tensors, to, tag); }
-  WorkPtr recv(Tensors& tensors, int from, int tag) override { return point_to_point(OpType::RECV, "recv", tensors, from, tag); }
+  WorkPtr send(Tensors& tensors, int to, int tag) override {
+    return point_to_point(OpType::SEND, "send", tensors, to, tag);
+  }
+  WorkPtr recv(Tensors& tensors, int from, int tag) override {
+    return point_to_point(OpType::RECV, "recv", tensors, from, tag);
+  }
 
   void startCoalescing() override {
     TORCH_CHECK(!host_only(), "Backend gloo does not implement startCoalescing");
@@ -502,26 +544,34 @@ class Communicator : public c10d::Backend {
   void check_reducible(const Tensor& tensor, const std::string& reduction) const {
     if (host_only()) return;
     TORCH_CHECK_VALUE(reduction[0] != 'b', "Cannot use ReduceOp.", reduction, " with NCCL");
-    TORCH_CHECK_TYPE(!(tensor.scalar_type() == at::kBool && reduction == "avg"), "Cannot use ReduceOp.AVG with boolean inputs");
+    TORCH_CHECK_TYPE(!(tensor.scalar_type() == at::kBool && reduction == "avg"),
+                     "Cannot use ReduceOp.AVG with boolean inputs");
   }
   Tensor one(Tensors& tensors, const char* reduction = nullptr) const {
-    TORCH_CHECK(tensors.size() == 1, "Expecting one tensor only but got multiple. Multiple devices per process are not supported.");
+    TORCH_CHECK(tensors.size() == 1,
+                "Expecting one tensor only but got multiple. Multiple devices per process are not supported.");
     auto tensor = tensors[0];
-    TORCH_CHECK(!(reduction && tensor.is_sparse() && !host_only()), "NCCL does not support all_reduce with sparse tensors. Please use dense tensors instead.");
+    TORCH_CHECK(!(reduction && tensor.is_sparse() && !host_only()),
+                "NCCL does not support all_reduce with sparse tensors. Please use dense tensors instead.");
     if (tensor.is_complex()) tensor = at::view_as_real(tensor);
     check(tensor);
     if (reduction) check_reducible(tensor, reduction);
     return tensor;
   }
 
-  CollectiveCall call(const char* op, const Tensor& tensor, int64_t peer = -1, std::optional<c10d::ReduceOp> reduction = {}) {
-    CollectiveCall made{number(), op, tensor.defined() ? c10::toString(tensor.scalar_type()) : ""};
+  CollectiveCall call(const char* op, const Tensor& tensor, int64_t peer = -1,
+                      std::optional<c10d::ReduceOp> reduction = {}) {
+    CollectiveCall made;
+    made.communicator = number();
+    made.op = op;
+    if (tensor.defined()) made.dtype = c10::toString(tensor.scalar_type());
     made.elements_in = made.elements_out = tensor.defined() ? tensor.numel() : 0;
     made.peer = peer;
     if (reduction) made.reduction = reduction_name(*reduction);
     return made;
   }
-  CollectiveCall sized(const char* op, const Tensor& input, const Tensor& output, std::optional<c10d::ReduceOp> reduction = {}) {
+  CollectiveCall sized(const char* op, const Tensor& input, const Tensor& output,
+                       std::optional<c10d::ReduceOp> reduction = {}) {
     auto made = call(op, input, -1, reduction);
     made.elements_out = output.numel();
     return made;
@@ -543,9 +593,11 @@ class Communicator : public c10d::Backend {
   Settle values(const CollectiveCall& made, int64_t sequence, const Tensors& inputs, const Tensors& outputs) {
     // How much an uneven exchange gives and takes differs by rank: what is done with it must not.
     const bool uneven = !made.splits_in.empty() && c10::isIntegralType(inputs[0].scalar_type(), true);
-    const bool worth = uneven || std::any_of(inputs.begin(), inputs.end(), exchanged) || std::any_of(outputs.begin(), outputs.end(), exchanged);
+    const bool worth = uneven || std::any_of(inputs.begin(), inputs.end(), exchanged) ||
+                       std::any_of(outputs.begin(), outputs.end(), exchanged);
     if (worth) return python().exchange(made, sequence, inputs, outputs);
-    for (const auto& output : outputs) if (output.defined() && output.is_cuda()) forget(output);
+    for (const auto& output : outputs)
+      if (output.defined() && output.is_cuda()) forget(output);
     return {};
   }
 
@@ -553,7 +605,8 @@ class Communicator : public c10d::Backend {
   void let_go() {
     std::vector<std::shared_ptr<Shelf>> done;  // destroyed without the lock: tensors may hold Python objects
     std::lock_guard lock(mutex_);
-    for (auto& shelf : in_flight_) if (shelf.use_count() == 1 || shelf->empty()) done.push_back(std::move(shelf));
+    for (auto& shelf : in_flight_)
+      if (shelf.use_count() == 1 || shelf->empty()) done.push_back(std::move(shelf));
     std::erase(in_flight_, nullptr);
   }
 
@@ -563,7 +616,8 @@ class Communicator : public c10d::Backend {
     bool of_outputs;
   };
 
-  WorkPtr collective(OpType op, CollectiveCall made, Tensors inputs, Tensors outputs, bool async, const Flat* flat = nullptr) {
+  WorkPtr collective(OpType op, CollectiveCall made, Tensors inputs, Tensors outputs, bool async,
+                     const Flat* flat = nullptr) {
     const Tensor& any = inputs.empty() || !inputs[0].defined() ? (outputs.empty() ? Tensor() : outputs[0]) : inputs[0];
     const int64_t sequence = collectives_++;
     if (!any.defined() || !any.is_cuda()) return on_host(op, made, sequence, inputs, outputs);
@@ -583,14 +637,17 @@ class Communicator : public c10d::Backend {
     if (async) {
       shelf.insert(shelf.end(), given.begin(), given.end());
       shelf.insert(shelf.end(), work->outputs.begin(), work->outputs.end());
-      if (flat) for (const auto& tensor : flat->of_outputs ? outputs : inputs) shelf.push_back(tensor);
+      if (flat)
+        for (const auto& tensor : flat->of_outputs ? outputs : inputs) shelf.push_back(tensor);
     }
     c10::StreamGuard on_stream(stream);
-    if (flat && !flat->of_outputs) for (size_t i = 0; i < inputs.size(); i++) flat->tensor[i].copy_(inputs[i], true);
+    if (flat && !flat->of_outputs)
+      for (size_t i = 0; i < inputs.size(); i++) flat->tensor[i].copy_(inputs[i], true);
     join_group(stream, device, async);
     if (getSize() > 1 || !copied_alone(made.op)) record(made, device, stream.id(), sequence);
     else if (made.op.starts_with("reduce_scatter")) outputs[0].flatten().copy_(given[0].flatten(), true);
-    if (flat && flat->of_outputs) for (size_t i = 0; i < outputs.size(); i++) outputs[i].copy_(flat->tensor[i], true);
+    if (flat && flat->of_outputs)
+      for (size_t i = 0; i < outputs.size(); i++) outputs[i].copy_(flat->tensor[i], true);
     auto settle = values(made, sequence, inputs, outputs);
     if (coalescing_) {
       if (settle) coalescing_->settle.push_back(std::move(settle));
@@ -616,11 +673,13 @@ class Communicator : public c10d::Backend {
     TORCH_CHECK_VALUE(!inputs.empty(), "Tensor list must be nonempty");
     if (host_only()) {
       WorkPtr last;
-      for (size_t i = 0; i < inputs.size(); i++) last = collective(OpType::COALESCED, make_call(inputs[i], outputs[i]), {inputs[i]}, {outputs[i]}, async);
+      for (size_t i = 0; i < inputs.size(); i++)
+        last = collective(OpType::COALESCED, make_call(inputs[i], outputs[i]), {inputs[i]}, {outputs[i]}, async);
       return last;
     }
     auto around = std::exchange(coalescing_, Coalescing{});
-    for (size_t i = 0; i < inputs.size(); i++) collective(OpType::COALESCED, make_call(inputs[i], outputs[i]), {inputs[i]}, {outputs[i]}, async);
+    for (size_t i = 0; i < inputs.size(); i++)
+      collective(OpType::COALESCED, make_call(inputs[i], outputs[i]), {inputs[i]}, {outputs[i]}, async);
     const auto stream = coalescing_->stream;
     const int device = coalescing_->device;
     auto work = end_coalescing(OpType::COALESCED, outputs);
@@ -647,7 +706,8 @@ class Communicator : public c10d::Backend {
     auto group = std::exchange(coalescing_, std::nullopt);
     if (!group || !group->stream) return nullptr;
     if (!group->holds_group) recorder().add(EventKind::GroupEnd, group->device, group->stream->id(), number());
-    for (auto& receive : group->receives) if (auto settle = receive()) group->settle.push_back(std::move(settle));
+    for (auto& receive : group->receives)
+      if (auto settle = receive()) group->settle.push_back(std::move(settle));
     if (!group->holds_group) let_go();
     if (!group->async) {
       for (auto& settle : group->settle) settle();
@@ -666,7 +726,8 @@ class Communicator : public c10d::Backend {
     return work;
   }
 
-  WorkPtr on_host(OpType op, const CollectiveCall& made, int64_t sequence, const Tensors& inputs, const Tensors& outputs) {
+  WorkPtr on_host(OpType op, const CollectiveCall& made, int64_t sequence, const Tensors& inputs,
+                  const Tensors& outputs) {
     record(made, -1, 0, sequence);
     auto settle = values(made, sequence, inputs, outputs);
     auto work = c10::make_intrusive<Work>(getRank(), op, sequence);
@@ -677,7 +738,8 @@ class Communicator : public c10d::Backend {
   }
 
   WorkPtr point_to_point(OpType op, const char* name, Tensors& tensors, int peer, int tag) {
-    TORCH_CHECK(tensors.size() == 1, "Expecting one tensor only but got multiple. Multiple devices per process are not supported.");
+    TORCH_CHECK(tensors.size() == 1,
+                "Expecting one tensor only but got multiple. Multiple devices per process are not supported.");
     auto tensor = tensors[0];
     if (tensor.is_complex()) tensor = at::view_as_real(tensor);
     check(tensor, true);
@@ -692,7 +754,8 @@ class Communicator : public c10d::Backend {
       made.peer = peer > getRank();
     }
     // NCCL ignores tags; gloo matches by them.
-    const int64_t sequence = (sending ? sent_ : received_)[{made.communicator, peer, host_only() ? tag : 0}]++ + (host_only() ? int64_t(tag) << 32 : 0);
+    const int64_t sequence = (sending ? sent_ : received_)[{made.communicator, peer, host_only() ? tag : 0}]++ +
+                             (host_only() ? int64_t(tag) << 32 : 0);
     python().meet(global_ranks()[peer]);
     const Tensors in = sending ? Tensors{tensor} : Tensors(), out = sending ? Tensors() : Tensors{tensor};
     if (!tensor.is_cuda()) return on_host(op, made, sequence, in, out);
@@ -722,7 +785,8 @@ class Communicator : public c10d::Backend {
   }
 
   static void allocator_record_stream(const Tensor& tensor, c10::StreamId stream) {
-    if (auto* allocation = allocation_of(tensor.unsafeGetTensorImpl())) allocation->allocator->record_stream(allocation->block, stream);
+    if (auto* allocation = allocation_of(tensor.unsafeGetTensorImpl()))
+      allocation->allocator->record_stream(allocation->block, stream);
   }
 
   std::optional<uint32_t> number_;
@@ -742,12 +806,15 @@ class Communicator : public c10d::Backend {
 struct NcclCommunicator final : Communicator {
   using Communicator::Communicator;
   c10::intrusive_ptr<Communicator> make_child(int rank, int size) const override {
-    return c10::make_intrusive<NcclCommunicator>(rank, size, c10::make_intrusive<NcclOptions>(static_cast<NcclOptions&>(*options_).is_high_priority_stream));
+    return c10::make_intrusive<NcclCommunicator>(
+        rank, size, c10::make_intrusive<NcclOptions>(static_cast<NcclOptions&>(*options_).is_high_priority_stream));
   }
 };
 struct GlooCommunicator final : Communicator {
   using Communicator::Communicator;
-  c10::intrusive_ptr<Communicator> make_child(int rank, int size) const override { return c10::make_intrusive<GlooCommunicator>(rank, size, c10::make_intrusive<GlooOptions>()); }
+  c10::intrusive_ptr<Communicator> make_child(int rank, int size) const override {
+    return c10::make_intrusive<GlooCommunicator>(rank, size, c10::make_intrusive<GlooOptions>());
+  }
 };
 
 // DDP times its buckets by a timer per device type, and asserts that there is one.
@@ -756,31 +823,47 @@ struct DeviceTimer final : c10d::Timer {
   std::optional<int64_t> measureDifference(Event, Event) override { return std::nullopt; }
 };
 
-template <class T> using Ptr = c10::intrusive_ptr<T>;
+template <class T>
+using Ptr = c10::intrusive_ptr<T>;
 
 }  // namespace
 
 void bind_collectives(py::module_& m) {
   py::module_::import("torch._C._distributed_c10d");
-  m.def("set_collectives", [](py::object made) { side() = made.is_none() ? nullptr : std::make_unique<PythonCollectives>(std::move(made)); });
-  m.def("forget_collective_calls", [] { if (side()) side()->forget_calls(); });
+  m.def("set_collectives", [](py::object made) {
+    side() = made.is_none() ? nullptr : std::make_unique<PythonCollectives>(std::move(made));
+  });
+  m.def("forget_collective_calls", [] {
+    if (side()) side()->forget_calls();
+  });
 
-  auto nccl = py::class_<NcclCommunicator, c10d::Backend, Ptr<NcclCommunicator>>(m, "ProcessGroupNCCL", py::dynamic_attr());
+  auto nccl =
+      py::class_<NcclCommunicator, c10d::Backend, Ptr<NcclCommunicator>>(m, "ProcessGroupNCCL", py::dynamic_attr());
   py::class_<NcclOptions, c10d::Backend::Options, Ptr<NcclOptions>>(nccl, "Options", py::dynamic_attr())
       .def(py::init<bool>(), py::arg("is_high_priority_stream") = false)
       .def_readwrite("is_high_priority_stream", &NcclOptions::is_high_priority_stream)
       .def_readwrite("split_color", &NcclOptions::split_color)
       .def("__copy__", [](const NcclOptions& self) { return c10::make_intrusive<NcclOptions>(self); })
-      .def("__deepcopy__", [](const NcclOptions& self, const py::dict&) { return c10::make_intrusive<NcclOptions>(self); });
-  nccl.def(py::init([](py::object, int rank, int size, Ptr<NcclOptions> options) { return c10::make_intrusive<NcclCommunicator>(rank, size, std::move(options)); }),
+      .def("__deepcopy__",
+           [](const NcclOptions& self, const py::dict&) { return c10::make_intrusive<NcclOptions>(self); });
+  nccl.def(py::init([](py::object, int rank, int size, Ptr<NcclOptions> options) {
+             return c10::make_intrusive<NcclCommunicator>(rank, size, std::move(options));
+           }),
            py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"))
       .def(py::init([](py::object, int rank, int size, std::chrono::milliseconds timeout) {
              auto options = c10::make_intrusive<NcclOptions>();
              options->timeout = timeout;
              return c10::make_intrusive<NcclCommunicator>(rank, size, std::move(options));
-           }), py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout") = std::chrono::milliseconds(std::chrono::minutes(10)))
-      .def_property_readonly("options", [](NcclCommunicator& self) { return c10::static_intrusive_pointer_cast<NcclOptions>(self.getBackendOptions()); })
-      .def_property("bound_device_id", [](NcclCommunicator& self) { return self.getBoundDeviceId(); }, [](NcclCommunicator& self, std::optional<at::Device> device) { self.setBoundDeviceId(device); })
+           }),
+           py::arg("store"), py::arg("rank"), py::arg("size"),
+           py::arg("timeout") = std::chrono::milliseconds(std::chrono::minutes(10)))
+      .def_property_readonly("options",
+                             [](NcclCommunicator& self) {
+                               return c10::static_intrusive_pointer_cast<NcclOptions>(self.getBackendOptions());
+                             })
+      .def_property(
+          "bound_device_id", [](NcclCommunicator& self) { return self.getBoundDeviceId(); },
+          [](NcclCommunicator& self, std::optional<at::Device> device) { self.setBoundDeviceId(device); })
       .def_property_readonly("uid", [](NcclCommunicator& self) { return self.getID(); })
       .def("comm_split_count", &NcclCommunicator::split_count)
       .def("perform_nocolor_split", [](NcclCommunicator&, at::Device) {})
@@ -792,19 +875,29 @@ void bind_collectives(py::module_& m) {
       .def("_verify_work_timeout", [](NcclCommunicator&, const WorkPtr&, std::chrono::milliseconds) { return true; })
       .def("_set_enable_nan_check", [](NcclCommunicator&, bool) {})
       .def("_is_initialized", [](NcclCommunicator&) { return true; })
-      .def("register_mem_pool", [](NcclCommunicator&, py::object, bool) {}, py::arg("pool"), py::arg("symm") = false)
+      .def(
+          "register_mem_pool", [](NcclCommunicator&, py::object, bool) {}, py::arg("pool"), py::arg("symm") = false)
       .def("deregister_mem_pool", [](NcclCommunicator&, py::object) {});
 
-  auto gloo = py::class_<GlooCommunicator, c10d::Backend, Ptr<GlooCommunicator>>(m, "ProcessGroupGloo", py::dynamic_attr());
-  py::class_<GlooOptions, c10d::Backend::Options, Ptr<GlooOptions>>(gloo, "_Options", py::dynamic_attr()).def(py::init<>());
+  auto gloo =
+      py::class_<GlooCommunicator, c10d::Backend, Ptr<GlooCommunicator>>(m, "ProcessGroupGloo", py::dynamic_attr());
+  py::class_<GlooOptions, c10d::Backend::Options, Ptr<GlooOptions>>(gloo, "_Options", py::dynamic_attr())
+      .def(py::init<>());
   gloo.def(py::init([](py::object, int rank, int size, std::chrono::milliseconds timeout) {
              auto options = c10::make_intrusive<GlooOptions>();
              options->timeout = timeout;
              return c10::make_intrusive<GlooCommunicator>(rank, size, std::move(options));
-           }), py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout") = std::chrono::milliseconds(std::chrono::minutes(30)))
-      .def(py::init([](py::object, int rank, int size, Ptr<GlooOptions> options) { return c10::make_intrusive<GlooCommunicator>(rank, size, std::move(options)); }),
+           }),
+           py::arg("store"), py::arg("rank"), py::arg("size"),
+           py::arg("timeout") = std::chrono::milliseconds(std::chrono::minutes(30)))
+      .def(py::init([](py::object, int rank, int size, Ptr<GlooOptions> options) {
+             return c10::make_intrusive<GlooCommunicator>(rank, size, std::move(options));
+           }),
            py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"))
-      .def_property_readonly("options", [](GlooCommunicator& self) { return c10::static_intrusive_pointer_cast<GlooOptions>(self.getBackendOptions()); })
+      .def_property_readonly("options",
+                             [](GlooCommunicator& self) {
+                               return c10::static_intrusive_pointer_cast<GlooOptions>(self.getBackendOptions());
+                             })
       .def("_set_default_timeout", &GlooCommunicator::setTimeout)
       .def_static("create_device", [](py::args, py::kwargs) { return py::none(); })
       .def_static("create_default_device", [](py::args, py::kwargs) { return py::none(); });

@@ -20,8 +20,8 @@ constexpr int kMaxDevices = 64;
 struct DeviceConfig {
   int count = 1;
   int major = 9, minor = 0;
-  int64_t total_bytes = 0;        // as the driver reports it
-  int64_t outside_bytes = 0;      // CUDA context and libraries
+  int64_t total_bytes = 0;    // as the driver reports it
+  int64_t outside_bytes = 0;  // CUDA context and libraries
   int64_t blas_workspace_bytes = 0;
   bool prefer_cudnn_attention = false;        // this GPU's default
   bool deprioritize_cudnn_attention = false;  // as the environment says
@@ -47,8 +47,12 @@ uint64_t stream_handle(int device, c10::StreamId stream);  // what cudaStream_t 
 c10::StreamId stream_of_handle(uint64_t handle);
 
 struct OnDevice {  // the device of the op under way
-  explicit OnDevice(int device) : previous(current_device()) { if (device != previous) set_current_device(device); }
-  ~OnDevice() { if (current_device() != previous) set_current_device(previous); }
+  explicit OnDevice(int device) : previous(current_device()) {
+    if (device != previous) set_current_device(device);
+  }
+  ~OnDevice() {
+    if (current_device() != previous) set_current_device(previous);
+  }
   int previous;
 };
 
@@ -64,8 +68,8 @@ uint64_t draw_seed(const std::optional<at::Generator>& generator);
 struct Shadow {  // what is known of the values in an allocation
   enum Kind : uint8_t { Unknown, Uniform, Dense };
   Kind kind = Unknown;
-  at::ScalarType dtype = at::kByte;   // of a Uniform value
-  std::unique_ptr<char[]> bytes;      // Dense: the whole storage; Uniform: one element
+  at::ScalarType dtype = at::kByte;  // of a Uniform value
+  std::unique_ptr<char[]> bytes;     // Dense: the whole storage; Uniform: one element
 };
 
 struct Allocation {
@@ -77,7 +81,7 @@ struct Allocation {
 
 CachingAllocator& allocator(int device);
 bool is_current(const CachingAllocator* allocator);
-c10::Allocator* device_allocator();   // what c10 allocates cuda storages from
+c10::Allocator* device_allocator();  // what c10 allocates cuda storages from
 c10::Allocator* pinned_allocator();
 bool is_pinned(const void* pointer);
 Allocation* allocation_of(const c10::TensorImpl* tensor);  // null: empty storage, or not ours
@@ -88,16 +92,16 @@ void free_and_forget_memory(c10::StorageImpl* storage);  // its address stays, a
 // cuBLAS keeps a workspace per handle and stream, and a handle per thread: allocated on first use, kept until cleared.
 void ensure_blas_workspace();
 void clear_blas_workspaces();
-// What this thread does until `end_aside` is none of the program's: benchmarks of a compiler, which a GPU would run once and
-// whose answers it keeps. Memory comes from an endless device beside the emulated one, nothing is recorded; the numbers of the
-// calls that were made are given back.
+// What this thread does until `end_aside` is none of the program's: benchmarks of a compiler, which a GPU would run
+// once and whose answers it keeps. Memory comes from an endless device beside the emulated one, nothing is recorded;
+// the numbers of the calls that were made are given back.
 void begin_aside();
 std::vector<uint32_t> end_aside();
 bool aside();
 // What this thread's allocations hold from now on (none: what their phase tells), and what they held before.
 std::optional<uint32_t> allocate_as(std::optional<uint32_t> category);
-// While one of these lives, what this thread allocates and frees are temporaries of a kernel: they are recorded as such, because on
-// another GPU the same call has others.
+// While one of these lives, what this thread allocates and frees are temporaries of a kernel: they are recorded as
+// such, because on another GPU the same call has others.
 struct AsTemporary {
   AsTemporary();
   ~AsTemporary();

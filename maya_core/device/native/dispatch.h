@@ -26,18 +26,21 @@ void unregister_kernels();
 // The Python side of a cache miss and of ops with a Python rule; set by bindings.cpp.
 struct PythonSide {
   virtual ~PythonSide() = default;
-  virtual Plan plan(const std::string& op, const c10::FunctionSchema* schema, at::ArrayRef<c10::IValue> arguments, at::ArrayRef<c10::IValue> returns,
-                    uint64_t settings) = 0;
+  virtual Plan plan(const std::string& op, const c10::FunctionSchema* schema, at::ArrayRef<c10::IValue> arguments,
+                    at::ArrayRef<c10::IValue> returns, uint64_t settings) = 0;
   virtual bool has_rule(const std::string& op) = 0;
   virtual void call_rule(const std::string& op, const c10::FunctionSchema& schema, torch::jit::Stack* stack) = 0;
-  virtual std::optional<std::string> not_implemented(std::exception_ptr raised) = 0;  // by a Meta kernel written in Python
+  virtual std::optional<std::string> not_implemented(
+      std::exception_ptr raised) = 0;  // by a Meta kernel written in Python
   virtual std::string no_rule_message(const std::string& op, const std::string& reason) = 0;
 };
 void set_python_side(std::unique_ptr<PythonSide> side);
 
-// Switches of torch that decide which kernel runs, a bit each in this order; maya_core/trace/call.py's Settings has the same names.
+// Switches of torch that decide which kernel runs, a bit each in this order; maya_core/trace/call.py's Settings has the
+// same names.
 std::vector<std::string> setting_names();
-void set_default_settings(uint64_t bits);  // as torch starts with: what calls carry that no switch but determinism matters to
+void set_default_settings(
+    uint64_t bits);  // as torch starts with: what calls carry that no switch but determinism matters to
 
 // Records a call that torch's dispatcher did not route through a kernel of ours (copies, fills, rules).
 void record_call(const std::string& op, at::ArrayRef<c10::IValue> arguments, at::ArrayRef<c10::IValue> returns);

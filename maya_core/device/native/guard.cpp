@@ -1,9 +1,9 @@
 // Devices, streams, events and generators: the c10 device guard and the CUDA hooks of the emulated device, and how
 // they are put in place of torch's own and taken away again.
-#include <ATen/core/GeneratorForPrivateuseone.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/core/GeneratorForPrivateuseone.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -14,8 +14,8 @@
 #include <map>
 
 #include "device.h"
-#include "timing.h"
 #include "dispatch.h"
+#include "timing.h"
 
 namespace maya {
 namespace {
@@ -49,7 +49,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   using Device = c10::Device;
   using Stream = c10::Stream;
   static int index(Device device) { return device.index() < 0 ? current_device() : device.index(); }
-  static Stream stream(int device, c10::StreamId id) { return Stream(Stream::UNSAFE, Device(c10::DeviceType::CUDA, device), id); }
+  static Stream stream(int device, c10::StreamId id) {
+    return Stream(Stream::UNSAFE, Device(c10::DeviceType::CUDA, device), id);
+  }
 
   c10::DeviceType type() const override { return c10::DeviceType::CUDA; }
   Device exchangeDevice(Device device) const override {
@@ -58,18 +60,28 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return before;
   }
   Device getDevice() const override { return Device(c10::DeviceType::CUDA, current_device()); }
-  void setDevice(Device device) const override { if (device.index() >= 0) set_current_device(device.index()); }
-  void uncheckedSetDevice(Device device) const noexcept override { if (device.index() >= 0) this_device = device.index(); }
+  void setDevice(Device device) const override {
+    if (device.index() >= 0) set_current_device(device.index());
+  }
+  void uncheckedSetDevice(Device device) const noexcept override {
+    if (device.index() >= 0) this_device = device.index();
+  }
   Stream getStream(Device device) const override { return stream(index(device), current_stream(index(device))); }
   Stream getDefaultStream(Device device) const override { return stream(index(device), 0); }
-  Stream getStreamFromGlobalPool(Device device, bool high) const override { return getNewStream(device, high ? -1 : 0); }
-  Stream getNewStream(Device device, int priority) const override { return stream(index(device), stream_from_pool(index(device), priority)); }
+  Stream getStreamFromGlobalPool(Device device, bool high) const override {
+    return getNewStream(device, high ? -1 : 0);
+  }
+  Stream getNewStream(Device device, int priority) const override {
+    return stream(index(device), stream_from_pool(index(device), priority));
+  }
   Stream exchangeStream(Stream next) const override {
     auto before = getStream(next.device());
     set_current_stream(next.device_index(), next.id());
     return before;
   }
-  void* getStreamNativeHandle(const Stream s) const override { return reinterpret_cast<void*>(stream_handle(s.device_index(), s.id())); }
+  void* getStreamNativeHandle(const Stream s) const override {
+    return reinterpret_cast<void*>(stream_handle(s.device_index(), s.id()));
+  }
   bool isStreamCapturing(const Stream&) const override { return capturing(); }
 
   void record(void** slot, const Stream& s, const c10::DeviceIndex, const c10::EventFlag flag) const override {
@@ -101,20 +113,28 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   bool queryStream(const Stream&) const override { return true; }
   void synchronizeStream(const Stream& s) const override { synchronize_stream(s.device_index(), s.id()); }
-  void synchronizeDevice(const c10::DeviceIndex device) const override { synchronize_device(device < 0 ? current_device() : device); }
+  void synchronizeDevice(const c10::DeviceIndex device) const override {
+    synchronize_device(device < 0 ? current_device() : device);
+  }
   void recordDataPtrOnStream(const c10::DataPtr& pointer, const Stream& s) const override {
     if (auto* allocation = allocation_of(pointer)) allocation->allocator->record_stream(allocation->block, s.id());
   }
   c10::DeviceIndex deviceCount() const noexcept override { return the_config.count; }
 };
 
-Guard& guard() { static auto* instance = new Guard; return *instance; }
+Guard& guard() {
+  static auto* instance = new Guard;
+  return *instance;
+}
 
 struct Generator final : c10::GeneratorImpl {  // the state of CUDA's Philox generator: a seed and an offset
-  struct State { uint64_t seed = c10::default_rng_seed_val, offset = 0; };
+  struct State {
+    uint64_t seed = c10::default_rng_seed_val, offset = 0;
+  };
   std::shared_ptr<State> state = std::make_shared<State>();
 
-  explicit Generator(int device) : GeneratorImpl(c10::Device(c10::DeviceType::CUDA, device), c10::DispatchKeySet(c10::DispatchKey::CUDA)) {}
+  explicit Generator(int device)
+      : GeneratorImpl(c10::Device(c10::DeviceType::CUDA, device), c10::DispatchKeySet(c10::DispatchKey::CUDA)) {}
   void set_current_seed(uint64_t seed) override { *state = {seed, 0}; }
   uint64_t current_seed() const override { return state->seed; }
   void set_offset(uint64_t offset) override { state->offset = offset; }
@@ -153,8 +173,12 @@ struct Hooks final : at::CUDAHooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return the_config.count > 0; }
   void init() const override {}
-  const at::Generator& getDefaultGenerator(c10::DeviceIndex i) const override { return default_generator(i < 0 ? current_device() : i); }
-  at::Generator getNewGenerator(c10::DeviceIndex i) const override { return at::make_generator<Generator>(i < 0 ? current_device() : i); }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex i) const override {
+    return default_generator(i < 0 ? current_device() : i);
+  }
+  at::Generator getNewGenerator(c10::DeviceIndex i) const override {
+    return at::make_generator<Generator>(i < 0 ? current_device() : i);
+  }
   c10::Device getDeviceFromPtr(void*) const override { return c10::Device(c10::DeviceType::CUDA, current_device()); }
   bool isPinnedPtr(const void* pointer) const override { return is_pinned(pointer); }
   bool hasCUDA() const override { return true; }
@@ -199,7 +223,10 @@ void* exchange_hooks(void* vtable) {
 static_assert(sizeof(at::CUDAHooksInterface) == sizeof(void*), "CUDAHooksInterface has grown data members");
 
 // Gives access to what the autograd engine keeps from us (a legal use of explicit instantiation).
-template <auto Member, int Tag> struct Access { friend auto engine_member(std::integral_constant<int, Tag>) { return Member; } };
+template <auto Member, int Tag>
+struct Access {
+  friend auto engine_member(std::integral_constant<int, Tag>) { return Member; }
+};
 auto engine_member(std::integral_constant<int, 0>);
 auto engine_member(std::integral_constant<int, 1>);
 auto engine_member(std::integral_constant<int, 2>);
@@ -219,7 +246,8 @@ void record_segment(const MemoryEvent& event) {
   const bool made = event.action == MemoryAction::SegmentAlloc || event.action == MemoryAction::SegmentMap;
   const bool gone = event.action == MemoryAction::SegmentFree || event.action == MemoryAction::SegmentUnmap;
   if (made || gone)
-    recorder().add(made ? EventKind::SegmentAlloc : EventKind::SegmentFree, event.device, event.stream, 0, event.address, event.size);
+    recorder().add(made ? EventKind::SegmentAlloc : EventKind::SegmentFree, event.device, event.stream, 0,
+                   event.address, event.size);
 }
 
 }  // namespace
@@ -237,8 +265,8 @@ bool is_current(const CachingAllocator* one) {
 
 int current_device() { return this_device; }
 void set_current_device(int device) {
-  TORCH_CHECK(device >= 0 && device < the_config.count, "CUDA error: invalid device ordinal\nDevice ", device, " was asked for, and ",
-              the_config.count, " ", the_config.count == 1 ? "is" : "are", " emulated.");
+  TORCH_CHECK(device >= 0 && device < the_config.count, "CUDA error: invalid device ordinal\nDevice ", device,
+              " was asked for, and ", the_config.count, " ", the_config.count == 1 ? "is" : "are", " emulated.");
   this_device = device;
 }
 c10::StreamId current_stream(int device) { return this_stream[device]; }
@@ -255,7 +283,9 @@ constexpr uint64_t kHandles = 0x5500'0000'0000ull;  // where our cudaStream_t va
 uint64_t stream_handle(int device, c10::StreamId stream) {
   return from_pool(stream) ? kHandles | uint64_t(device) << 24 | uint64_t(stream) << 4 : uint64_t(stream);
 }
-c10::StreamId stream_of_handle(uint64_t handle) { return handle >> 32 == kHandles >> 32 ? (handle >> 4) & 0xfffff : handle; }
+c10::StreamId stream_of_handle(uint64_t handle) {
+  return handle >> 32 == kHandles >> 32 ? (handle >> 4) & 0xfffff : handle;
+}
 
 double elapsed_ms(uint64_t from, uint64_t to) {
   TORCH_CHECK(from && to, "Both events must be recorded before calculating elapsed time.");
@@ -292,7 +322,8 @@ uint64_t draw_seed(const std::optional<at::Generator>& given) {
 void grow(int count) {
   TORCH_CHECK(count <= kMaxDevices, "at most ", kMaxDevices, " GPUs are emulated in a process");
   for (int device = int(allocators.size()); device < count; device++) {
-    auto made = std::make_unique<CachingAllocator>(device, the_config.total_bytes, the_config.outside_bytes, the_settings);
+    auto made =
+        std::make_unique<CachingAllocator>(device, the_config.total_bytes, the_config.outside_bytes, the_settings);
     made->set_listener(record_segment);
     allocators.push_back(std::move(made));
     default_generator(device).set_current_seed(c10::default_rng_seed_val);
@@ -301,7 +332,8 @@ void grow(int count) {
   the_config.count = int(allocators.size());
 }
 
-void install(DeviceConfig wanted, const std::vector<std::string>& cuda_ops, const std::vector<std::string>& sparse_ops) {
+void install(DeviceConfig wanted, const std::vector<std::string>& cuda_ops,
+             const std::vector<std::string>& sparse_ops) {
   TORCH_CHECK(!is_installed, "the emulated device is installed already");
   the_settings = parse_allocator_settings(wanted.allocator_conf);
   the_config = std::move(wanted);

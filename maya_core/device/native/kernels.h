@@ -13,8 +13,9 @@ std::unordered_set<std::string> register_handwritten_kernels(torch::Library& ate
 void restore_stubs();
 
 // Which backend scaled_dot_product_attention takes, as ATen/native/transformers/cuda/sdp_utils.cpp decides it.
-int64_t choose_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask,
-                         double dropout, bool is_causal, std::optional<double> scale, bool enable_gqa);
+int64_t choose_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                         const std::optional<at::Tensor>& mask, double dropout, bool is_causal,
+                         std::optional<double> scale, bool enable_gqa);
 
 void prefer_attention_backends();
 void restore_attention_backends();

@@ -47,7 +47,8 @@ uint32_t line_on(PyThreadState* state) {
     const bool wanted = is_program(code);
     if (wanted) {
       auto& lines = known();
-      const auto [place, fresh] = lines.numbers.try_emplace({code, PyFrame_GetLasti(frame)}, uint32_t(lines.by_number.size()) + 1);
+      const auto [place, fresh] =
+          lines.numbers.try_emplace({code, PyFrame_GetLasti(frame)}, uint32_t(lines.by_number.size()) + 1);
       if (fresh) lines.by_number.push_back(place->first);
       number = place->second;
     }

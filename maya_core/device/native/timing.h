@@ -1,9 +1,9 @@
-// Predicted time as the program may read it: what Event.elapsed_time and timers answer with. Off until the program first records
-// an event with timing, so that programs which time nothing pay nothing.
+// Predicted time as the program may read it: what Event.elapsed_time and timers answer with. Off until the program
+// first records an event with timing, so that programs which time nothing pay nothing.
 //
-// The host goes ahead of its streams: a call costs it what the host model says, a stream starts the call's kernels once the host has
-// launched them and the stream is free, and a synchronization makes the host wait. That is the simulator's model for one rank
-// without contention.
+// The host goes ahead of its streams: a call costs it what the host model says, a stream starts the call's kernels once
+// the host has launched them and the stream is free, and a synchronization makes the host wait. That is the simulator's
+// model for one rank without contention.
 #pragma once
 #include <c10/core/Stream.h>
 
@@ -16,9 +16,9 @@
 namespace maya {
 
 struct Cost {
-  double device_ns = 0;     // kernels and the gaps between them
-  double host_ns = 0;       // launches
-  bool dispatched = true;   // through torch's dispatcher, which costs the host by phase
+  double device_ns = 0;    // kernels and the gaps between them
+  double host_ns = 0;      // launches
+  bool dispatched = true;  // through torch's dispatcher, which costs the host by phase
 };
 struct HostCosts {
   double dispatch_ns[4] = {0, 0, 0, 0};  // by Phase

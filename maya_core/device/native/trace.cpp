@@ -24,9 +24,11 @@ thread_local std::vector<uint32_t> module_stack;
 thread_local int optimizer_depth = 0;
 thread_local std::vector<std::vector<uint32_t>> done_aside;  // numbers of the calls made, innermost last
 
-// Autograd numbers the nodes of a thread as they are made, so the module and line of a backward op are those of the forward
-// op whose node bears the same number. One row per forward thread, one column per number.
-struct Origin { uint32_t module, line; };
+// Autograd numbers the nodes of a thread as they are made, so the module and line of a backward op are those of the
+// forward op whose node bears the same number. One row per forward thread, one column per number.
+struct Origin {
+  uint32_t module, line;
+};
 struct ForwardOrigins {
   std::shared_mutex mutex;
   std::unordered_map<uint64_t, std::vector<Origin>> by_thread;
@@ -65,14 +67,19 @@ Origin origin_of_backward(const torch::autograd::Node& node) {
   return row->second[node.sequence_nr()];
 }
 
-struct Place { uint32_t module; Phase phase; uint32_t line; };
+struct Place {
+  uint32_t module;
+  Phase phase;
+  uint32_t line;
+};
 
 // `line`: the one Python is at, if that is known already.
 Place place(uint32_t line) {
   if (optimizer_depth > 0) return {current_module(), Phase::Optimizer, line};
   auto node = torch::autograd::get_current_node();
   if (!node && torch::autograd::get_current_graph_task_id() >= 0)
-    return {current_module(), Phase::Backward, line};  // what is to be done once all nodes are through: FSDP's last reduction
+    return {current_module(), Phase::Backward,
+            line};  // what is to be done once all nodes are through: FSDP's last reduction
   if (!node) {
     note_forward(current_module());
     return {current_module(), Phase::Forward, line};
@@ -94,7 +101,9 @@ Recorder& recorder() {
 }
 
 int64_t Recorder::now() const {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count() - start_ns_;
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+             .count() -
+         start_ns_;
 }
 
 void Recorder::start() {
@@ -118,7 +127,8 @@ uint16_t Recorder::stream_number(int device, int64_t stream) {
 
 void Recorder::add(EventKind kind, int device, int64_t stream, uint32_t subject, int64_t a, int64_t b, uint16_t flags) {
   if (!on()) return;
-  const bool anywhere = kind == EventKind::Free || kind == EventKind::SegmentAlloc || kind == EventKind::SegmentFree || kind == EventKind::Label;
+  const bool anywhere = kind == EventKind::Free || kind == EventKind::SegmentAlloc || kind == EventKind::SegmentFree ||
+                        kind == EventKind::Label;
   if (!done_aside.empty() && !anywhere) {  // what the program's own memory sees of it stays
     if (kind == EventKind::Op) done_aside.back().push_back(subject);
     return;
@@ -129,8 +139,8 @@ void Recorder::add(EventKind kind, int device, int64_t stream, uint32_t subject,
   const Place where = anywhere ? Place{0, Phase::Forward, 0} : place(last_line);
   if (allocates) subject = where.line;
   std::lock_guard lock(mutex_);
-  events_.push_back({now(), a, b, subject, where.module, stream_number(device, stream), uint8_t(kind), uint8_t(where.phase),
-                     uint8_t(device), uint8_t(this_thread), flags});
+  events_.push_back({now(), a, b, subject, where.module, stream_number(device, stream), uint8_t(kind),
+                     uint8_t(where.phase), uint8_t(device), uint8_t(this_thread), flags});
 }
 
 void Recorder::append(TraceEvent event) {
@@ -155,8 +165,8 @@ std::vector<TraceEvent> Recorder::cut_work(size_t from) {
   std::lock_guard lock(mutex_);
   auto is_work = [](const TraceEvent& event) {
     const auto kind = EventKind(event.kind);
-    return kind == EventKind::Op || kind == EventKind::EventRecord || kind == EventKind::EventWait || kind == EventKind::Collective ||
-        kind == EventKind::GroupBegin || kind == EventKind::GroupEnd;
+    return kind == EventKind::Op || kind == EventKind::EventRecord || kind == EventKind::EventWait ||
+           kind == EventKind::Collective || kind == EventKind::GroupBegin || kind == EventKind::GroupEnd;
   };
   const auto first = events_.begin() + std::min(from, events_.size());
   std::vector<TraceEvent> work;
@@ -179,7 +189,9 @@ std::vector<uint32_t> end_aside() {
 bool aside() { return !done_aside.empty(); }
 
 void enter_module(uint32_t module) { module_stack.push_back(module); }
-void leave_module() { if (!module_stack.empty()) module_stack.pop_back(); }
+void leave_module() {
+  if (!module_stack.empty()) module_stack.pop_back();
+}
 uint32_t current_module() { return module_stack.empty() ? 0 : module_stack.back(); }
 std::pair<uint32_t, Phase> current_place() {
   const Place where = place(0);

@@ -28,7 +28,7 @@ enum class EventKind : uint8_t {
   Collective = 14,   // subject: call; a: sequence number on its communicator, or between two ranks; b: call site
   GroupBegin = 15,   // the collectives up to GroupEnd on this stream are one launch; subject: communicator
   GroupEnd = 16,
-  HostWork = 17,     // the host computes; a: bytes it reads and writes
+  HostWork = 17,  // the host computes; a: bytes it reads and writes
 };
 
 enum class Phase : uint8_t { Forward = 0, Backward = 1, Recompute = 2, Optimizer = 3 };
@@ -36,31 +36,32 @@ enum class Phase : uint8_t { Forward = 0, Backward = 1, Recompute = 2, Optimizer
 enum class Category : uint8_t { Parameter = 0, Gradient = 1, OptimizerState = 2, Buffer = 3, Workspace = 4 };
 
 struct TraceEvent {
-  int64_t time_ns;   // host clock since the recorder started
+  int64_t time_ns;  // host clock since the recorder started
   int64_t a, b;
   uint32_t subject;
-  uint32_t module;   // 0: outside any module
+  uint32_t module;  // 0: outside any module
   uint16_t stream;
-  uint8_t kind;      // EventKind
-  uint8_t phase;     // Phase
+  uint8_t kind;   // EventKind
+  uint8_t phase;  // Phase
   uint8_t device;
-  uint8_t thread;    // small number per host thread, 0 = the first to record
-  uint16_t flags;    // kReplayed, kOnHost, kTemporary
+  uint8_t thread;  // small number per host thread, 0 = the first to record
+  uint16_t flags;  // kReplayed, kOnHost, kTemporary
 };
 static_assert(sizeof(TraceEvent) == 40);
-constexpr uint16_t kReplayed = 1;  // put on the stream by a CUDA graph
-constexpr uint16_t kOnHost = 2;    // a collective of host tensors: no stream takes part
-constexpr uint16_t kTemporary = 4; // memory that a kernel takes and gives back within its call
+constexpr uint16_t kReplayed = 1;   // put on the stream by a CUDA graph
+constexpr uint16_t kOnHost = 2;     // a collective of host tensors: no stream takes part
+constexpr uint16_t kTemporary = 4;  // memory that a kernel takes and gives back within its call
 
 class Recorder {
  public:
   void start();
   void stop() { on_ = false; }
   bool on() const { return on_.load(std::memory_order_relaxed); }
-  void add(EventKind kind, int device, int64_t stream, uint32_t subject, int64_t a = 0, int64_t b = 0, uint16_t flags = 0);
+  void add(EventKind kind, int device, int64_t stream, uint32_t subject, int64_t a = 0, int64_t b = 0,
+           uint16_t flags = 0);
   void append(TraceEvent event);  // a replayed one: time and module are set anew
   size_t size();
-  std::vector<TraceEvent> take();  // all events so far, and forgets them
+  std::vector<TraceEvent> take();                 // all events so far, and forgets them
   std::vector<TraceEvent> cut_work(size_t from);  // takes what was put on streams since `from` out of the record
   uint16_t stream_number(int device, int64_t stream);
   std::vector<std::pair<int, int64_t>> streams();

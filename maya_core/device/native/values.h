@@ -13,20 +13,21 @@ namespace maya {
 
 // Larger tensors are not remembered: what programs branch on is small or integer.
 constexpr int64_t kKnownIntegers = 1 << 20, kKnownFloats = 1 << 16;
-constexpr int64_t kKnownObjects = 1 << 30;    // bytes of pickled objects on their way between ranks
-constexpr int64_t kExchangedFloats = 1 << 12; // ranks tell one another no more than this
+constexpr int64_t kKnownObjects = 1 << 30;     // bytes of pickled objects on their way between ranks
+constexpr int64_t kExchangedFloats = 1 << 12;  // ranks tell one another no more than this
 
 bool is_known(const at::Tensor& tensor);
-std::optional<at::Tensor> host_value(const at::Tensor& tensor);  // a host tensor with the device tensor's true value
-void remember(const at::Tensor& tensor, const at::Tensor& host); // the device tensor now holds these values
-void remember_parts(const std::vector<at::Tensor>& parts, const std::vector<at::Tensor>& hosts); // of one storage, together all of it
-void carry_objects(bool carry);                                  // byte tensors made by this thread hold pickled objects
+std::optional<at::Tensor> host_value(const at::Tensor& tensor);   // a host tensor with the device tensor's true value
+void remember(const at::Tensor& tensor, const at::Tensor& host);  // the device tensor now holds these values
+void remember_parts(const std::vector<at::Tensor>& parts,
+                    const std::vector<at::Tensor>& hosts);  // of one storage, together all of it
+void carry_objects(bool carry);                             // byte tensors made by this thread hold pickled objects
 int64_t exchange_limit(at::ScalarType dtype);
 void remember_uniform(const at::Tensor& tensor, const at::Scalar& value);
 void forget(const at::Tensor& tensor);
-at::Scalar plausible(at::ScalarType dtype);                      // what an unknown element reads as
+at::Scalar plausible(at::ScalarType dtype);  // what an unknown element reads as
 void read_to_host(const at::Tensor& host, const at::Tensor& device);
-bool is_made_up(const c10::Storage& host);                       // was it filled with what is plausible, for want of a true value?
+bool is_made_up(const c10::Storage& host);  // was it filled with what is plausible, for want of a true value?
 
 // How an op treats values it does not know.
 enum class Assume : uint8_t { Nothing, AllFinite, True, False, RandomIndices, SameIsEqual, CompareInfinity };
@@ -41,12 +42,12 @@ OpValues op_values(const std::string& name, const std::string& overload = "");
 
 struct ValueTraits {  // fixed per op, from its schema, its tags and what Python says of it
   Assume assume = Assume::Nothing;
-  bool computable = true;      // may be computed on the host at all
-  bool pointwise = false;      // one uniform input gives one uniform output
-  bool heavy = false;          // matmul-like: only tiny ones are computed
+  bool computable = true;  // may be computed on the host at all
+  bool pointwise = false;  // one uniform input gives one uniform output
+  bool heavy = false;      // matmul-like: only tiny ones are computed
   bool random = false;
-  int dim_argument = -1;       // which argument is `dim`, if any
-  std::vector<bool> written;   // per argument: changed by the op
+  int dim_argument = -1;      // which argument is `dim`, if any
+  std::vector<bool> written;  // per argument: changed by the op
   std::vector<bool> only_written;
 };
 ValueTraits value_traits(const c10::OperatorHandle& op);
