@@ -17,8 +17,11 @@ from pathlib import Path
 
 from maya_core.errors import MayaError
 
-WARNINGS = ("-Wall", "-Wextra", "-Wshadow")  # of our own code: headers of torch and Python are system headers to the compiler
-
+WARNINGS = (
+    "-Wall",
+    "-Wextra",
+    "-Wshadow",
+)  # of our own code: headers of torch and Python are system headers to the compiler
 
 
 def cache_folder() -> Path:

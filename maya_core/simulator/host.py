@@ -11,7 +11,9 @@ import enum
 
 import numpy as np
 
-from maya_core.hardware.host_costs import CALL_S, DISPATCH_S, KERNEL_GAP_S, LAUNCH_S, NODE_BYTES_PER_S, TRITON_S
+from maya_core.hardware.host_costs import CALL_S, DISPATCH_S, NODE_BYTES_PER_S, TRITON_S
+from maya_core.hardware.host_costs import KERNEL_GAP_S as KERNEL_GAP_S  # report/ imports these two from here
+from maya_core.hardware.host_costs import LAUNCH_S as LAUNCH_S
 from maya_core.predictor.pricing import TraceDurations
 from maya_core.trace.rank import RankTrace
 from maya_core.trace.schema import REPLAYED, EventKind, Phase
@@ -28,14 +30,15 @@ def host_seconds(trace: RankTrace, priced: TraceDurations, chosen: np.ndarray, h
     working = events["kind"] == EventKind.HOST_WORK  # which is not done under emulation
     share = NODE_BYTES_PER_S / trace.meta.get("ranks_per_node", 1)
     if host == Host.MEASURED:
-        return np.diff(events["time_ns"], prepend=0) * 1e-9 + np.where(working, events["a"] / share, 0.0)
+        elapsed = np.diff(events["time_ns"], prepend=0) * 1e-9
+        return np.asarray(elapsed + np.where(working, events["a"] / share, 0.0))
     dispatch = np.zeros(max(Phase) + 1)
     for name, seconds in DISPATCH_S.items():
         dispatch[Phase[name]] = seconds
     calls = np.zeros(max(EventKind) + 1)
     for name, seconds in CALL_S.items():
         calls[EventKind[name]] = seconds
-    spent = calls[events["kind"]]
+    spent: np.ndarray = calls[events["kind"]]
     ops = events["kind"] == EventKind.OP
     triton = np.array([call.triton is not None for call in trace.calls] or [False])
     dispatched = np.where(triton[events["subject"][ops]], TRITON_S, dispatch[events["phase"][ops]])

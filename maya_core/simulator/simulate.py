@@ -43,7 +43,7 @@ class Timeline:
         """When every rank that takes steps was done with each."""
         ends = [rank.step_ends for rank in self.ranks.values() if len(rank.step_ends)] or [np.zeros(0)]
         steps = min(len(each) for each in ends)
-        return np.max([each[:steps] for each in ends], axis=0)
+        return np.asarray(np.max([each[:steps] for each in ends], axis=0))
 
     @property
     def end(self) -> float:

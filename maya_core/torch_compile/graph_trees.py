@@ -22,13 +22,14 @@ class AllocatorState:
 
 def install(native: ModuleType, patches: Patches) -> None:
     def tensor_of(metadata: dict[str, Any], storage: Any) -> torch.Tensor:
-        return native.tensor_on_storage(
+        made: torch.Tensor = native.tensor_on_storage(
             storage,
             list(metadata["size"]),
             list(metadata["stride"]),
             metadata["storage_offset"],
             metadata["dtype"],
         )
+        return made
 
     functions = {
         "_cuda_CUDAAllocator_AllocatorState": AllocatorState,

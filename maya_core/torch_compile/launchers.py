@@ -16,8 +16,8 @@ from maya_core.device.planner import Planner
 from maya_core.torch_compile.benchmarks import Prices
 from maya_core.torch_compile.configurations import best
 from maya_core.torch_compile.description import kernel_of
+from maya_core.torch_compile.source import use_of
 from maya_core.torch_compile.templates import with_mask
-from maya_core.torch_compile.user_kernels import use_of
 from maya_core.trace.triton_kernel import NAMESPACE
 
 WRITTEN = ("out_ptr", "in_out_ptr", "ws_ptr")  # how inductor's code generation names what a kernel writes
@@ -30,7 +30,7 @@ def install(prices: Prices, patches: Patches) -> None:
         return prices.of(lambda: launcher(*args, **kwargs, stream=0))
 
     def heuristics(module: ModuleType) -> None:
-        class Recorded(module.CompileResult):  # type: ignore[name-defined]
+        class Recorded(module.CompileResult):  # type: ignore[name-defined, misc]  # torch is imported by the program, later
             """In the place of a compiled kernel."""
 
             def make_launcher(self) -> Any:
@@ -52,7 +52,7 @@ def install(prices: Prices, patches: Patches) -> None:
                 launcher.store_cubin = False
                 return launcher
 
-        class Recording(module.CachingAutotunerPlugin):  # type: ignore[name-defined]
+        class Recording(module.CachingAutotunerPlugin):  # type: ignore[name-defined, misc]
             def pre_compile(self, autotuner: Any) -> object:
                 if not autotuner.launchers:
                     config = best(gpu, autotuner)

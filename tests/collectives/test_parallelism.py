@@ -358,7 +358,7 @@ def test_a_store_key_brings_ranks_until_one_sets_it(tmp_path: Path) -> None:
 
 
 def test_a_rank_alone_does_not_make_up_objects(alone) -> None:
-    with pytest.raises(maya_core.MayaError, match="rank 3 is emulated alone, and reads objects from rank 0"):
+    with pytest.raises(maya_core.MayaError, match="rank 3 is emulated alone, but receives objects from rank 0"):
         alone("objects.py", "nccl", rank=3)
 
 
