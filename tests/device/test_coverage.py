@@ -179,6 +179,15 @@ STATES = {
     "SGD momentum": 1,
     "RMSprop": 1,
 }  # tensors per parameter
+LAUNCHES = {  # in a step, for four weights
+    "AdamW for-loop": 4 * 8,  # decay, lerp, two for the second moment, square root, two to correct it, the update
+    "AdamW foreach": 8,
+    "AdamW fused": 2,  # the step count, and everything else
+    "SGD": 1,
+    "SGD momentum": 4,  # Nesterov: decay and add to the momentum, add it to the gradient, the update
+    "Adafactor": 4 * (20 + 3),  # three of its 20 ops reduce a whole matrix, after filling a semaphore
+    "RMSprop": 5,  # two for the average of squares, square root, epsilon, the update
+}
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -198,8 +207,7 @@ def test_optimizers(name: str) -> None:
         assert 0 < states < 1 << 20  # factored: a row and a column
     optimizer_ops = job.trace.step(3)
     launches = launches_of(job.trace, optimizer_ops[(optimizer_ops["phase"] == Phase.OPTIMIZER)])
-    # decay, lerp, two for the second moment, square root, two to correct it, the update; fused: the step count and all else
-    assert launches == {"AdamW for-loop": 4 * 8, "AdamW foreach": 8, "AdamW fused": 2, "SGD": 1}.get(name, launches)
+    assert launches == LAUNCHES[name]
 
 
 def test_eight_threads_train_at_once_and_leak_nothing() -> None:

@@ -173,9 +173,8 @@ def test_inside_the_measurements_is_interpolated_and_outside_extrapolated():
     assert list(found.provenance) == [Provenance.INTERPOLATED, Provenance.EXTRAPOLATED]
 
 
-def test_the_same_question_has_the_same_answer():
+def test_many_kernels_are_predicted_as_each_alone():
     kernels = [Gemm("bfloat16", 1, m, 1000, 1000, 0) for m in range(1, 60)]
-    first, again = (Predictor(find_gpu("a100")).kernels(kernels).seconds for _ in range(2))
-    assert (first == again).all()
+    together = Predictor(find_gpu("a100")).kernels(kernels).seconds
     one_by_one = np.array([predictor("a100").kernels([kernel]).seconds[0] for kernel in kernels])
-    assert np.allclose(first, one_by_one, rtol=1e-12)
+    assert np.allclose(together, one_by_one, rtol=1e-12)
