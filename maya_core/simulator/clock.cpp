@@ -1,11 +1,11 @@
-// The clock of a job: hosts, streams, events, copy engines and collectives of all its ranks, from what each piece of
-// work takes.
+// The clock of a job: computes when the hosts, streams, events, copy engines and collectives of all ranks do their
+// work, given how long each piece of work takes alone.
 //
-// A rank's host goes through its items in order, and is ahead of its GPU until something makes it wait. A lane is a
-// CUDA stream: a queue of items. An item that runs is compute (shares its GPU with the other compute there, and loses
-// to communication beside it), a copy (one at a time per direction and GPU), or a meeting: it begins when its lane
-// comes to it, moves data once all members have come, and shares its links with other meetings there. Plain arrays in
-// and out; clock.py has the same names.
+// A rank's host issues its items in order and runs ahead of its GPU until something makes it wait. A lane is a CUDA
+// stream, which is a queue of items. A running item is one of three things. Compute shares its GPU with other compute
+// there and is slowed by communication beside it. Copies run one at a time for each direction and GPU. A meeting is a
+// collective or message: it begins when its lane reaches it, moves data once all members have arrived, and shares its
+// links with other meetings. Input and output are plain arrays; clock.py has the same names.
 
 #include <algorithm>
 #include <cstdint>
@@ -29,7 +29,7 @@ enum Kind : uint8_t {
   kMark
 };
 
-constexpr double kSlowest = 0.05;  // compute never stops altogether
+constexpr double kSlowest = 0.05;  // compute never stops completely
 constexpr int32_t kNone = -1;
 constexpr uint8_t kUnshared = 2;  // the link
 
@@ -39,28 +39,28 @@ extern "C" {
 
 struct Job {
   int64_t items, ranks, lanes, devices, events, meetings;
-  int64_t queue;  // items a lane takes before its host has to wait
+  int64_t queue;  // items that a lane accepts before its host has to wait
   // By item.
   const uint8_t* kind;
   const int32_t* lane;        // of host items: the lane waited for
   const int32_t* subject;     // event, or device waited for
   const double* host_s;       // the host's own time before it is issued
-  const double* work_s;       // of compute and copies, undisturbed
-  const int64_t* first_part;  // items + 1: the meetings a kMeet is of
+  const double* work_s;       // of compute and copies that run alone
+  const int64_t* first_part;  // items + 1 long: the meetings of a kMeet
   // By part.
   const int32_t* meeting;
-  const uint8_t* waits;  // 0: a message that leaves without its receiver
+  const uint8_t* waits;  // 0: a message that does not wait for its receiver
   // By rank, lane, meeting.
   const int64_t* first_item;  // ranks + 1
   const int32_t* device_of;   // by lane
   const int32_t* members;
   const double* meeting_s;
-  const double* pressure;  // share of compute lost beside it
+  const double* pressure;  // share of compute that is lost beside it
   const uint8_t* link;     // 0: within the node, 1: between nodes, 2: shared with nobody
 };
 
 struct Result {
-  double* issued;  // by item: when the host put it there, when it began, when its data moved, when it was over
+  double* issued;  // by item: when the host issued it, when it began, when its data moved, when it was over
   double* began;
   double* met;
   double* over;
@@ -72,12 +72,12 @@ namespace {
 
 struct Lane {
   int64_t head = kNone, tail = kNone;
-  bool busy = false;  // its head runs, waits, or is to be looked at later
-  double left = 0;    // of the compute that runs: work, and how fast it is done since when
+  bool busy = false;  // its head runs or waits, or a moment to look at it is foreseen
+  double left = 0;    // of the running compute: remaining work, its rate, and since when
   double rate = 0, since = 0;
   uint32_t stamp = 0;
   int64_t queued = 0;
-  int32_t host = kNone;  // waits until the queue is shorter
+  int32_t host = kNone;  // the host that waits until the queue is shorter
 };
 
 struct Meeting {
@@ -104,7 +104,7 @@ struct Event {
 struct Host {
   int64_t next;
   double clock = 0;
-  int64_t waits_for = 0;     // how many things
+  int64_t waits_for = 0;     // the number of things it waits for
   int64_t waits_in = kNone;  // item
 };
 
@@ -112,7 +112,7 @@ enum What : uint8_t { kLane, kComputed, kMet, kCopied, kLeft, kHost };
 
 struct Moment {
   double at;
-  uint64_t order;  // of equal moments the one that was foreseen first
+  uint64_t order;  // among equal moments, the one that was foreseen first comes first
   What what;
   uint32_t stamp;
   int64_t who;
@@ -173,7 +173,7 @@ class Clock {
     moments_.push({at, order_++, what, stamp, who});
   }
 
-  // ---- the host: as far as it gets without waiting ----
+  // ---- the host: issues items until it has to wait ----
   void host(int64_t rank, double now) {
     Host& host = hosts_[rank];
     host.clock = std::max(host.clock, now);
@@ -268,7 +268,7 @@ class Clock {
     }
   }
 
-  // The head of its lane is over.
+  // Removes the head of its lane, which is over.
   void finish(int64_t item, double now) {
     Lane& lane = lanes_[job_.lane[item]];
     out_.over[item] = now;
@@ -361,7 +361,7 @@ class Clock {
     const int32_t number = job_.meeting[part];
     if (job_.waits[part]) meetings_[number].waiting.push_back(item), hosts_[rank].waits_for = 1;
     awaited_[item] = int32_t(rank);
-    // The others may have come later than this host, which is ahead of the clock, or may yet.
+    // This host is ahead of the clock: the others may have arrived later than it, or may arrive later still.
     meetings_[number].since = std::max(meetings_[number].since, hosts_[rank].clock);
     come(number, kNone, meetings_[number].since);
   }
@@ -387,7 +387,7 @@ class Clock {
     for (int32_t number : numbers) pace_meeting(number, now);
   }
 
-  // As fast as the most crowded of its members' links allows.
+  // Sets the rate that the most crowded link of its members allows.
   void pace_meeting(int32_t number, double now) {
     Meeting& meeting = meetings_[number];
     size_t crowd = 1;

@@ -1,5 +1,5 @@
 // The life of a block: a request is rounded, served from a free block or a new segment, split, freed and merged again.
-// Every step keeps the order of PyTorch's CUDACachingAllocator, as peaks depend on it.
+// Every step keeps the order of PyTorch's CUDACachingAllocator, because peaks depend on it.
 #include "allocator.h"
 
 #include <algorithm>
@@ -47,7 +47,7 @@ int64_t divisions_for(const AllocatorSettings& settings, int64_t size) {
   return settings.roundup_power2_divisions[index];
 }
 
-// Up to the next of `divisions` equal steps between two powers of two. Both are powers of two themselves.
+// Rounds up to the next of `divisions` equal steps between two powers of two. `divisions` is a power of two itself.
 int64_t round_to_division(int64_t size, int64_t divisions) {
   const uint64_t floor = std::bit_floor(static_cast<uint64_t>(size));
   if (floor == static_cast<uint64_t>(size)) return size;
@@ -68,7 +68,8 @@ int64_t segment_size_for(const AllocatorSettings& settings, int64_t size) {
   return round_up(size, kDriverGranularity);
 }
 
-// What a free block of an expandable segment could grow to: best fit compares that, to keep growing one segment.
+// The size to which a free block of an expandable segment could grow. Best fit compares it, to keep growing one
+// segment.
 int64_t reachable_size(const Block* block) {
   return block->size + (block->next && !block->next->mapped ? block->next->size : 0);
 }
@@ -121,7 +122,7 @@ Block* CachingAllocator::State::allocate(int64_t bytes, StreamId stream, Context
   return hand_out(request, std::move(context));
 }
 
-// The driver had nothing left: from the cheapest way to find memory to the most expensive.
+// The driver has no memory left: tries the ways to find some, the cheapest first.
 bool CachingAllocator::State::reclaim_and_obtain(Request& request, const Context& context) {
   if (find_in_overflow_pools(request)) return true;
   if (release_oversize(request, context) && obtain_segment(request, false, context)) return true;
@@ -157,7 +158,8 @@ bool CachingAllocator::State::find_free(Request& request) {
     for (auto next = std::next(it);
          it->block->expandable && ours(next) && reachable_size(next->block) < reachable_size(it->block); ++next)
       it = next;
-  } else if (it->block->expandable) {  // expandable segments were turned off meanwhile: only ordinary blocks will do
+  } else if (it->block
+                 ->expandable) {  // expandable segments were turned off in the meantime: only ordinary blocks qualify
     do ++it;
     while (ours(it) && it->block->expandable);
     if (!ours(it)) return false;
@@ -172,7 +174,7 @@ bool CachingAllocator::State::find_free(Request& request) {
   return true;
 }
 
-// Pools that opted in (MemPool(use_on_oom=True)) lend their free blocks before anything is released.
+// Pools that opted in (MemPool(use_on_oom=True)) lend their free blocks before any segment is released.
 bool CachingAllocator::State::find_in_overflow_pools(Request& request) {
   if (request.pool->owner) return false;
   for (auto& pool : overflow_pools) {
@@ -332,7 +334,7 @@ void CachingAllocator::State::discard(Block* block) {
 }
 
 void CachingAllocator::State::record_stream(Block* block, StreamId stream) {
-  if (stream == block->stream) return;  // work on its own stream is in order anyway
+  if (stream == block->stream) return;  // work on the block's own stream is in order anyway
   auto add = [stream](std::vector<StreamId>& streams) {
     if (std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
   };
@@ -349,7 +351,8 @@ PrivatePool& CachingAllocator::State::private_pool(MempoolId id) const {
   return *found->second;
 }
 
-// The public face: takes the lock. Contexts are gathered outside of it, as gathering may need locks of its own.
+// The public interface, which takes the lock. Contexts are gathered outside the lock, because gathering may take
+// others.
 
 using Lock = std::unique_lock<std::recursive_mutex>;
 

@@ -1,5 +1,5 @@
-// A small map visited in the order of PyTorch's ska::flat_hash_map. That order is visible: blocks that wait for several
-// streams are freed in it (inactive_split counts every step of a merge), pools that lend memory are asked in it.
+// A small map that iterates in the order of PyTorch's ska::flat_hash_map. That order is visible: blocks that wait for
+// several streams are freed in it (inactive_split counts every step of a merge), and pools lend memory in it.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -35,7 +35,7 @@ class HashOrdered {
   }
 
  private:
-  // Robin Hood probing keeps entries sorted by the slot they would like, the older first among equals.
+  // Robin Hood probing keeps entries sorted by their preferred slot, and older entries before newer ones.
   typename Entries::iterator insert(Entry entry) {
     const uint64_t slot = slot_of(entry.key);
     auto at =

@@ -1,4 +1,5 @@
-// Giving memory back: cached segments to the driver, blocks used on other streams to their pool, and the driver itself.
+// Returns memory: cached segments to the driver, and blocks used on other streams to their pool. Also models the
+// driver.
 #include <algorithm>
 
 #include "allocator_state.h"
@@ -37,7 +38,7 @@ uint64_t Driver::reserve_addresses(int64_t bytes) {
       if (room > size) returned_[address + size] = room - size;
       return address;
     }
-    end_ += uint64_t{1} << 42;  // cannot happen on a device of a few hundred GiB; better odd addresses than none
+    end_ += uint64_t{1} << 42;  // cannot happen on a device of a few hundred GiB; an odd address is better than none
   }
   return std::exchange(next_, next_ + size);
 }
@@ -54,12 +55,13 @@ void Driver::release_addresses(uint64_t address, int64_t bytes) {
   else returned_[address] = size;
 }
 
-// With max_split_size, oversize blocks of this stream go first: one that is large enough, else the largest ones.
+// With max_split_size, oversize blocks of this stream are released first: one that is large enough, otherwise the
+// largest ones.
 bool CachingAllocator::State::release_oversize(const Request& request, const Context& context) {
   const int64_t oversize = settings->max_split_size;
   if (oversize == kUnlimitedSplit) return false;
-  // A split block as large as that exists only if the limit changed meanwhile; PyTorch would free its neighbours with
-  // it.
+  // A split block of that size exists only if the limit changed in the meantime; PyTorch would free its neighbours
+  // with it.
   auto releasable = [](const Block* block) { return !block->expandable && !block->is_split(); };
   FreeBlocks& free = request.pool->free;
   const int64_t wanted = std::max(request.size, oversize);
@@ -110,7 +112,7 @@ void CachingAllocator::State::release_pool_blocks(Pool& pool, const Context& con
   std::vector<Block*> expandable;
   for (auto it = pool.free.begin(); it != pool.free.end();) {
     Block* block = (it++)->block;
-    if (block->expandable) expandable.push_back(block);  // unmapping changes the set we walk
+    if (block->expandable) expandable.push_back(block);  // unmapping changes the set that this loop walks
     else if (!block->is_split()) release_segment(block, context);
   }
   for (Block* block : expandable) {
@@ -134,7 +136,7 @@ void CachingAllocator::State::release_segment(Block* block, const Context& conte
   discard(block);
 }
 
-// Above the threshold, whole cached segments older than the average go until enough is free or none is left.
+// Above the threshold, releases whole cached segments older than the average until enough is free or none is left.
 void CachingAllocator::State::collect_garbage(const Context& context) {
   const auto threshold =
       static_cast<int64_t>(settings->garbage_collection_threshold * static_cast<double>(allowed_bytes));
@@ -163,8 +165,8 @@ void CachingAllocator::State::collect_garbage(const Context& context) {
   }
 }
 
-// A freed block waits for an event on every stream it was used on. The emulated device keeps up with the host: an event
-// is complete the first time it is asked for, which is in the next allocation.
+// A freed block waits for an event on every stream that used it. The emulated device keeps up with the host, so an
+// event is complete when it is first queried, which is in the next allocation.
 void CachingAllocator::State::await_streams(Block* block) {
   for (StreamId stream : std::exchange(block->used_by, {})) {
     ++block->pending_events;

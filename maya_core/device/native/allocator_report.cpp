@@ -1,4 +1,4 @@
-// What the allocator tells: statistics, snapshots, the history of events and the out-of-memory message.
+// What the allocator reports: statistics, snapshots, the history of events and the out-of-memory message.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -118,7 +118,7 @@ void CachingAllocator::State::for_each_stat(Visit visit) {
   visit(stats.oversize_segments);
 }
 
-// Blocks that begin a segment, or a mapped stretch of an expandable one.
+// Blocks that begin a segment, or a mapped range of an expandable one.
 std::vector<const Block*> CachingAllocator::State::segment_heads(MempoolId id) const {
   std::vector<const Block*> heads;
   const bool everything = id == MempoolId{0, 0};

@@ -14,7 +14,7 @@ namespace {
 
 [[noreturn]] void reject(const std::string& why) { throw std::invalid_argument(why); }
 
-// Walks "key:value,key:[a:b,c:d]" one token at a time. Blanks mean nothing; , : [ ] stand alone.
+// Reads "key:value,key:[a:b,c:d]" one token at a time. Blanks are skipped; each of , : [ ] is a token.
 class ConfReader {
  public:
   explicit ConfReader(const std::string& conf) {
@@ -81,7 +81,7 @@ int64_t read_mib(ConfReader& in, const std::string& key, int64_t at_least) {
   return std::min(mib, kUnlimitedSplit / kMiB) * kMiB;
 }
 
-// "[256:1,512:2,>:4]": the first boundary also rules all smaller sizes, ">" all sizes above the last boundary.
+// "[256:1,512:2,>:4]": the first entry also applies to all smaller sizes, ">" to all sizes above the last boundary.
 void read_division_list(ConfReader& in, std::array<int64_t, 16>& divisions) {
   bool first = true;
   size_t last = 0;
@@ -134,7 +134,7 @@ void read_register_threads(ConfReader& in, const std::string& key) {
 
 void read_option(ConfReader& in, const std::string& key, AllocatorSettings& to) {
   const int64_t large_mib = to.large_segment_size / kMiB;
-  if (key == "large_segment_size_mb") in.count(key);  // was read before the others, which depend on it
+  if (key == "large_segment_size_mb") in.count(key);  // read before the others, which depend on it
   else if (key == "max_split_size_mb") to.max_split_size = read_mib(in, key, large_mib);
   else if (key == "max_non_split_rounding_mb") to.max_non_split_rounding = read_mib(in, key, large_mib);
   else if (key == "garbage_collection_threshold") {
@@ -161,7 +161,7 @@ void read_option(ConfReader& in, const std::string& key, AllocatorSettings& to) 
   else reject("Unrecognized key '" + key + "' in Accelerator allocator config.");
 }
 
-// max_split_size_mb and max_non_split_rounding_mb are checked against it wherever it stands in the text.
+// max_split_size_mb and max_non_split_rounding_mb are checked against it, wherever in the text it is.
 void read_large_segment_size(const std::string& conf, AllocatorSettings& to) {
   for (ConfReader in(conf); !in.done();) {
     if (in.word("a key") != "large_segment_size_mb") continue;
@@ -178,7 +178,8 @@ void read_large_segment_size(const std::string& conf, AllocatorSettings& to) {
 std::shared_ptr<const AllocatorSettings> parse_allocator_settings(const std::string& conf,
                                                                   const AllocatorSettings* previous) {
   auto settings = std::make_shared<AllocatorSettings>();
-  if (previous) {  // PyTorch resets the split, rounding and collection options with every text, and keeps the others
+  if (previous) {  // PyTorch resets the split, rounding and collection options with every new text, and keeps the
+                   // others
     settings->large_segment_size = previous->large_segment_size;
     settings->per_process_memory_fraction = previous->per_process_memory_fraction;
     settings->expandable_segments = previous->expandable_segments;

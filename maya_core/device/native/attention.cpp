@@ -1,5 +1,5 @@
-// Which kernel scaled_dot_product_attention runs. The order of preference and the constraints are those of ATen's
-// sdp_utils.cpp for CUDA (torch 2.13); the checks shared with the CPU come from its header.
+// Decides which kernel scaled_dot_product_attention runs. The order of preference and the constraints are those of
+// ATen's sdp_utils.cpp for CUDA (torch 2.13); the checks shared with the CPU come from its header.
 #include <ATen/native/transformers/sdp_utils_cpp.h>
 
 #include <array>
@@ -39,8 +39,8 @@ bool can_use_flash(const sdp_params& params) {
   if (!all(std::array<Check, 3>{sdp::check_runtime_disabled_flash, sdp::check_tensor_shapes, sdp::check_for_attn_mask},
            params))
     return false;
-  const c10::SymInt head =
-      params.query.sym_size(-1);  // symbolic under torch.compile: a size() would make all of them constants
+  // Symbolic under torch.compile: reading size() would turn all symbols into constants.
+  const c10::SymInt head = params.query.sym_size(-1);
   if (params.key.sym_size(-1) != head || params.value.sym_size(-1) != head || head > 256) return false;
   if (sm() < 80 || sm() > 121) return false;
   const bool small_shared_memory = (sm() >= 86 && sm() <= 89) || sm() >= 120;
@@ -94,7 +94,7 @@ bool can_use_cudnn(const sdp_params& params) {
   return true;
 }
 
-// torch keeps one order of preference for all; the device's own is put there for as long as it is installed.
+// torch keeps one order of preference for all devices; the emulated device's replaces it while it is installed.
 std::vector<int64_t> order_before;
 
 }  // namespace
@@ -131,7 +131,8 @@ SDPBackend chosen(const sdp_params& params) {
   }
   TORCH_CHECK(false, "No available kernel. Aborting execution.");
 }
-bool has_sizes(const at::Tensor& tensor) {  // which a compiler's tensors have, too, unless they are symbols
+// Tensors of a compiler have sizes, too, unless these are symbols.
+bool has_sizes(const at::Tensor& tensor) {
   return tensor.is_cuda() && !tensor.is_nested() && !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
 }
 }  // namespace
@@ -140,7 +141,7 @@ int64_t choose_attention(const at::Tensor& query, const at::Tensor& key, const a
                          const std::optional<at::Tensor>& mask, double dropout, bool is_causal, std::optional<double>,
                          bool enable_gqa) {
   const int64_t backend = int64_t(chosen({query, key, value, mask, dropout, is_causal, enable_gqa}));
-  // Noted so that the trace can tell whether another GPU would choose otherwise.
+  // Noted so that it can be found out later whether another GPU would choose another kernel.
   if (has_sizes(query) && has_sizes(key) && has_sizes(value) && (!mask || has_sizes(*mask)))
     note_call("maya::attention_choice",
               {query, key, value, mask ? c10::IValue(*mask) : c10::IValue(), dropout, is_causal, enable_gqa, backend});

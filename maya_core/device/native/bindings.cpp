@@ -1,4 +1,4 @@
-// What Python sees of the native device: thin functions for maya_core/device, one for one with what torch.cuda asks.
+// The Python interface of the native device: thin functions for maya_core/device, one for each that torch.cuda needs.
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/profiler/combined_traceback.h>
 #include <torch/csrc/utils/device_lazy_init.h>
@@ -19,7 +19,7 @@ namespace {
 namespace py = pybind11;
 using c10::IValue;
 
-// ---- calls as Python sees them: tensors become (dtype, sizes, strides, device type) ----
+// ---- calls in Python: a tensor becomes (dtype, sizes, strides, device type) ----
 py::object describe(const at::Tensor& tensor) {
   if (!tensor.defined()) return py::none();
   py::tuple sizes(tensor.dim()), strides(tensor.layout() == at::kStrided ? tensor.dim() : 0);
@@ -119,7 +119,8 @@ class Side final : public PythonSide {
   py::object no_rule_;
 };
 
-IValue recordable(const py::object& value) {  // what a call's key and plan look at; anything else is as good as None
+// Converts what a call's key and plan depend on; anything else becomes None.
+IValue recordable(const py::object& value) {
   if (THPVariable_Check(value.ptr())) return value.cast<at::Tensor>();
   if (py::isinstance<py::bool_>(value)) return value.cast<bool>();
   if (py::isinstance<py::int_>(value)) return value.cast<int64_t>();
@@ -151,7 +152,7 @@ DeviceConfig config_from(const py::dict& from) {
   return to;
 }
 
-// ---- memory statistics and snapshots, shaped as torch._C._cuda_* give them ----
+// ---- memory statistics and snapshots, in the form of torch._C._cuda_* ----
 py::dict stat(const Stat& from) {
   py::dict to;
   to["current"] = from.current;
@@ -195,7 +196,7 @@ py::dict memory_stats(int device) {
 
 using Traceback = torch::CapturedTraceback;
 
-// All call stacks of a snapshot are symbolized at once: most are shared.
+// Symbolizes all call stacks of a snapshot at once, because most are shared.
 struct Stacks {
   std::unordered_map<Traceback*, py::list> frames;
   std::vector<Traceback*> wanted;
@@ -246,8 +247,8 @@ py::dict memory_snapshot(MempoolId pool, bool with_history) {
   std::vector<std::vector<MemoryEvent>> histories;
   Stacks stacks;
   for (int device = 0; device < config().count; device++) {
-    histories.push_back(with_history ? allocator(device).history()
-                                     : std::vector<MemoryEvent>());  // without this snapshot in it
+    // Read before the snapshot, which is an event of the history itself.
+    histories.push_back(with_history ? allocator(device).history() : std::vector<MemoryEvent>());
     for (auto& segment : allocator(device).snapshot(pool)) segments.push_back(std::move(segment));
   }
   for (const auto& segment : segments) {
@@ -321,12 +322,12 @@ py::bytes take_events() {
   return py::bytes(reinterpret_cast<const char*>(events.data()), events.size() * sizeof(TraceEvent));
 }
 
-// ---- nn.Module.__call__ with the module noted; in C++ so that it costs little and stays out of users' tracebacks ----
+// ---- nn.Module.__call__ that notes the module; in C++ so that it is cheap and stays out of users' tracebacks ----
 struct ModuleNumbers {
   std::unordered_map<PyObject*, std::pair<uint32_t, py::weakref>> numbers;
   py::object original, name_tree;
-  py::object before,
-      after;  // who watches, as torch's hooks of modules: before(module, args), after(module, args, kwargs, result)
+  // Watchers with the signatures of torch's module hooks: before(module, args), after(module, args, kwargs, result).
+  py::object before, after;
 };
 ModuleNumbers& module_numbers() {
   static auto* instance = new ModuleNumbers;
@@ -339,10 +340,10 @@ void number_module(py::handle module, uint32_t number) {
   module_numbers().numbers.insert_or_assign(key, std::pair(number, py::weakref(module, forget)));
 }
 
-// Not through torch's own hooks: torch.compile would trace them, and compile anew when they are taken off.
+// Does not use torch's own hooks: torch.compile would trace them, and recompile when they are removed.
 bool watched(const py::object& watcher, PyObject* module, PyObject* args, PyObject* kwargs, PyObject* result) {
   try {
-    const py::object kept = watcher;  // it may take itself off
+    const py::object kept = watcher;  // it may remove itself
     const auto given = py::reinterpret_steal<py::tuple>(PyTuple_GetSlice(args, 1, PyTuple_GET_SIZE(args)));
     if (result)
       kept(py::handle(module), given, kwargs ? py::reinterpret_borrow<py::dict>(kwargs) : py::dict(),
@@ -376,8 +377,8 @@ PyObject* call_module(PyObject*, PyObject* args, PyObject* kwargs) {
   if (result && known.after && !watched(known.after, module, args, kwargs, result)) Py_CLEAR(result);
   return result;
 }
-// Binds to its instance as a Python function does, and is itself when asked of the class: who patches
-// nn.Module.__call__ for a while (torch.fx does) puts back what it got there.
+// Binds to its instance as a Python function does, and is itself when read from the class: code that patches
+// nn.Module.__call__ for a while, such as torch.fx, restores what it read there.
 PyObject* bind_module_call(PyObject* self, PyObject* instance, PyObject*) {
   return instance ? PyMethod_New(self, instance) : Py_NewRef(self);
 }
@@ -396,21 +397,16 @@ py::object current_stream_data(int device, c10::StreamId stream) {
   return py::make_tuple(stream, device, int(c10::DeviceType::CUDA));
 }
 
-}  // namespace
-}  // namespace maya
-
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
-  using namespace maya;
-  namespace py = pybind11;
-  // ---- life ----
+// ---- the module, by subject ----
+void bind_installation(py::module_& m) {
   m.def("install",
         [](const py::dict& wanted, const std::vector<std::string>& cuda_ops, const std::vector<std::string>& sparse_ops,
            py::object planner, py::dict rules, py::object no_rule) {
           set_python_side(std::make_unique<Side>(planner, rules, no_rule));
           try {
             install(config_from(wanted), cuda_ops, sparse_ops);
-            torch::utils::set_requires_device_init(c10::DeviceType::CUDA,
-                                                   true);  // torch asks for its _lazy_init once per process otherwise
+            // Otherwise torch calls its _lazy_init only once per process.
+            torch::utils::set_requires_device_init(c10::DeviceType::CUDA, true);
           } catch (...) {
             set_python_side(nullptr);
             throw;
@@ -423,7 +419,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("installed", &installed);
   m.def("grow", &grow);
   m.def("start_engine_threads", &start_engine_threads, py::call_guard<py::gil_scoped_release>());
-  // ---- devices and streams ----
+}
+
+void bind_devices_and_streams(py::module_& m) {
   m.def("device_count", [] { return config().count; });
   m.def("get_device", &current_device);
   m.def("set_device", &set_current_device);
@@ -444,12 +442,18 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("stream_of_handle", &stream_of_handle);
   m.def("stream_priority", &stream_priority);
   m.def("elapsed_ms", &elapsed_ms);
+  m.def("synchronize", [] { synchronize_device(current_device()); });
+  m.def("synchronize_current_stream", [](int device) { synchronize_stream(device, current_stream(device)); });
+  m.def("default_generator", [](int device) { return default_generator(device); });
+}
+
+void bind_timing(py::module_& m) {
   m.def("start_timing", &start_timing);
   m.def("host_time_ns", &host_time);
   m.def("set_pricing", [](py::object call, py::object collective, const std::vector<double>& dispatch_ns,
                           double collective_ns, double graph_ns, double sync_ns) {
     Pricing pricing;
-    auto keep = [](py::object function) {  // released with the lock of the interpreter held
+    auto keep = [](py::object function) {  // released while the GIL is held
       return std::shared_ptr<py::object>(new py::object(std::move(function)), [](py::object* held) {
         py::gil_scoped_acquire gil;
         delete held;
@@ -472,6 +476,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     pricing.host.sync_ns = sync_ns;
     set_pricing(std::move(pricing));
   });
+}
+
+void bind_op_tables(py::module_& m) {
   m.def("setting_names", &setting_names);
   m.def("set_default_settings", &set_default_settings);
   m.def("set_op_values", [](const std::map<std::string, std::tuple<int, bool, bool, bool, bool>>& given) {
@@ -481,7 +488,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
                      std::get<4>(said)};
     set_op_values(std::move(table));
   });
-  // Numbers that Python has too; tests hold the two together.
+  // Numbers that Python has, too; a test checks that they agree.
   m.attr("PLAN_STEPS") =
       py::dict(py::arg("OUTPUT") = int(Plan::Output), py::arg("TEMPORARY") = int(Plan::Temporary),
                py::arg("FREE") = int(Plan::FreeTemporary), py::arg("BLAS_WORKSPACE") = int(Plan::BlasWorkspace),
@@ -491,10 +498,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       py::arg("TRUE") = int(Assume::True), py::arg("FALSE") = int(Assume::False),
       py::arg("RANDOM_INDICES") = int(Assume::RandomIndices), py::arg("SAME_IS_EQUAL") = int(Assume::SameIsEqual),
       py::arg("COMPARE_INFINITY") = int(Assume::CompareInfinity));
-  m.def("synchronize", [] { synchronize_device(current_device()); });
-  m.def("synchronize_current_stream", [](int device) { synchronize_stream(device, current_stream(device)); });
-  m.def("default_generator", [](int device) { return default_generator(device); });
-  // ---- memory ----
+}
+
+void bind_memory(py::module_& m) {
   m.def("take_outside", [](int device, int64_t bytes) {
     if (allocator(device).take_outside(bytes)) return;
     recorder().add(EventKind::OutOfMemory, device, current_stream(device), 0, bytes);
@@ -513,7 +519,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("memory_fraction", [](int device) { return allocator(device).memory_fraction(); });
   m.def("record_memory_history", &record_memory_history);
   m.def("clear_blas_workspaces", &clear_blas_workspaces);
-  m.def("is_made_up", &is_made_up);
   m.def("storage_resize",
         [](c10::Storage storage, int64_t bytes) { resize_storage(storage.unsafeGetStorageImpl(), bytes); });
   m.def("raw_alloc", [](int64_t bytes, uint64_t stream) {
@@ -525,6 +530,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     return py::make_tuple(reinterpret_cast<uint64_t>(memory->get()), reinterpret_cast<uint64_t>(memory));
   });
   m.def("raw_delete", [](uint64_t token) { delete reinterpret_cast<c10::DataPtr*>(token); });
+}
+
+void bind_pools(py::module_& m) {
   m.def("begin_allocate_to_pool", [](int device, MempoolId pool) {
     const auto stream = current_stream(device);
     allocator(device).begin_allocate_to_pool(pool, [stream](int64_t used) { return used == stream; });
@@ -545,7 +553,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   });
   m.def("release_pool", [](int device, MempoolId pool) { allocator(device).release_pool(pool); });
   m.def("pool_use_count", [](int device, MempoolId pool) { return allocator(device).pool_use_count(pool); });
-  // ---- CUDA graphs ----
+}
+
+void bind_graphs(py::module_& m) {
   m.def("capturing", &capturing);
   py::class_<Graph>(m, "Graph")
       .def(py::init<>())
@@ -555,7 +565,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("reset", [](Graph& graph) { reset(graph); })
       .def_property_readonly("pool", [](Graph& graph) { return graph.pool; })
       .def_property_readonly("kernels", [](Graph& graph) { return graph.work.size(); });
-  // What inductor's CUDA graph trees ask of tensors and storages whose memory a graph owns
+  // What inductor's CUDA graph trees do with tensors and storages whose memory a graph owns
   // (torch/csrc/cuda/Module.cpp).
   m.def("tensor_on_storage", [](const c10::Storage& storage, std::vector<int64_t> sizes, std::vector<int64_t> strides,
                                 int64_t offset, at::ScalarType dtype) {
@@ -572,7 +582,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("forbid_storage", [](size_t storage, const std::string& why) {
     reinterpret_cast<c10::StorageImpl*>(storage)->release_data_and_set_meta_custom_data_ptr_error_msg_(why);
   });
-  // ---- values ----
+}
+
+void bind_values(py::module_& m) {
   m.def("is_known", &is_known);
   m.def("host_value", [](const at::Tensor& tensor) -> py::object {
     auto value = host_value(tensor);
@@ -582,6 +594,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("remember_parts", &remember_parts);
   m.def("carry_objects", &carry_objects);
   m.def("forget", &forget);
+  m.def("is_made_up", &is_made_up);
+}
+
+void bind_recorder(py::module_& m) {
   m.def("record_call",
         [](const std::string& op, const std::vector<py::object>& arguments, const std::vector<at::Tensor>& returns) {
           std::vector<IValue> values, results;
@@ -598,7 +614,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         });
   m.def("calls", &calls);
   m.def("distinct_calls", &distinct_calls);
-  // ---- the record ----
   m.def("start_recording", [] { recorder().start(); });
   m.def("stop_recording", [] { recorder().stop(); });
   m.def("take_events", &take_events);
@@ -624,6 +639,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     const auto [module, phase] = current_place();
     return std::pair(module, int(phase));
   });
+}
+
+void bind_module_calls(py::module_& m) {
   m.def("recorded_module_call", &recorded_module_call);
   m.def("number_module", &number_module);
   m.def("watch_modules", [](py::object before, py::object after) {
@@ -634,5 +652,22 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("forget_module_numbers", [] { module_numbers() = {}; });
   m.def("enter_optimizer", &enter_optimizer);
   m.def("leave_optimizer", &leave_optimizer);
+}
+
+}  // namespace
+}  // namespace maya
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  using namespace maya;
+  bind_installation(m);
+  bind_devices_and_streams(m);
+  bind_timing(m);
+  bind_op_tables(m);
+  bind_memory(m);
+  bind_pools(m);
+  bind_graphs(m);
+  bind_values(m);
+  bind_recorder(m);
+  bind_module_calls(m);
   bind_collectives(m);
 }

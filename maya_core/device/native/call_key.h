@@ -1,4 +1,4 @@
-// The key of a call: what the device looks calls up by. On the path of every op, so it is built without allocating.
+// The key by which the device looks up calls. Every op builds one, so this does not allocate memory.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
@@ -10,10 +10,10 @@
 
 namespace maya {
 
-// Everything that decides the metadata of what comes out of a call.
+// Everything that decides the metadata of a call's results.
 struct Key {
   std::vector<int64_t> words;
-  std::vector<c10::TensorImpl*> tensors;       // in the order met; alive as long as the stack is
+  std::vector<c10::TensorImpl*> tensors;       // in order; alive as long as the stack
   c10::SmallVector<const void*, 16> storages;  // which of them share memory
 
   void clear() {
@@ -53,7 +53,7 @@ struct Key {
     tensors.push_back(impl);
   }
 
-  // `number_matters`: a Scalar argument changes what comes out (arange, full), not only its value (add, mul).
+  // `number_matters`: a Scalar argument changes the results' metadata (arange, full), not only their values (add, mul).
   void add(const c10::IValue& value, bool number_matters) {
     if (value.isTensor()) {
       words.push_back(1);
@@ -105,7 +105,7 @@ struct Key {
   }
 };
 
-// One key in use per thread at a time; ops that call ops take another.
+// A key for the current op. Keys are reused within a thread; an op that calls another op needs a second one.
 struct ScopedKey {
   static std::vector<std::unique_ptr<Key>>& idle() {
     thread_local std::vector<std::unique_ptr<Key>> keys;

@@ -1,8 +1,8 @@
-// The emulated NCCL (and gloo): what ProcessGroupNCCL does to streams, events and memory, without anybody at the other
-// end. A collective leaves its shapes at once; who else took part is found out when the ranks' traces are collated.
+// The emulated NCCL and gloo: process groups that do to streams, events and memory what torch's own do, without a peer.
+// A collective completes at once; which ranks take part in it is found out when the ranks' traces are collated.
 //
-// After ProcessGroupNCCL (torch 2.13): a blocking call runs on the current stream, an asynchronous one on the
-// communicator's own, behind an event; tensors in flight are kept alive until the work is waited for.
+// As in ProcessGroupNCCL (torch 2.13), a blocking call runs on the current stream, an asynchronous one on the
+// communicator's own stream behind an event, and tensors in flight are kept alive until the work is waited for.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
@@ -36,7 +36,7 @@ using Tensors = std::vector<Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using Settle = std::function<void()>;
 
-// One call on a communicator, as the trace's table of calls holds it. Ranks are the communicator's own.
+// One call on a communicator, a row of the trace's table of calls. Ranks are numbered within the communicator.
 struct CollectiveCall {
   uint32_t communicator = 0;
   std::string op;
@@ -47,7 +47,7 @@ struct CollectiveCall {
   std::vector<int64_t> splits_in, splits_out;  // of an uneven exchange, in elements
 };
 
-// The Python side (maya_core/collectives): tables, call stacks and the values that ranks give one another.
+// The Python side (maya_core/collectives): tables, call stacks and the values that ranks exchange.
 class PythonCollectives {
  public:
   explicit PythonCollectives(py::object side) : side_(std::move(side)) {}
@@ -60,7 +60,7 @@ class PythonCollectives {
     py::gil_scoped_acquire gil;
     return side_.attr("communicator")(backend, name, ranks, rank).cast<uint32_t>();
   }
-  // The number of the call and that of the place in the program that makes it.
+  // The number of the call and the number of the place in the program that makes it.
   std::pair<uint32_t, int64_t> note(const CollectiveCall& c) {
     py::gil_scoped_acquire gil;
     return {number_of(c), site_of(call_stack("maya_core.collectives"))};
@@ -69,7 +69,7 @@ class PythonCollectives {
     calls_.clear();
     sites_.clear();
   }
-  // Gives this rank's values to the others; the result, if any, waits for theirs and leaves them in `outputs`.
+  // Gives this rank's values to the others. A returned function waits for theirs and writes them to `outputs`.
   Settle exchange(const CollectiveCall& c, int64_t sequence, const Tensors& inputs, const Tensors& outputs) {
     py::gil_scoped_acquire gil;
     py::object settle =
@@ -84,14 +84,14 @@ class PythonCollectives {
       (*held)();
     };
   }
-  // A point-to-point message goes to or comes from that rank.
+  // Notes that a point-to-point message goes to or comes from that rank.
   void meet(int64_t global_rank) {
     py::gil_scoped_acquire gil;
     side_.attr("meet")(global_rank);
   }
 
  private:
-  // Python's tables are asked once for each call and each place; programs make the same ones over and over.
+  // Python is called once for each distinct call and place, because programs repeat the same ones.
   uint32_t number_of(const CollectiveCall& c) {
     std::string key = c.op + '/' + c.dtype + '/' + c.reduction;
     for (int64_t number : {int64_t(c.communicator), c.elements_in, c.elements_out, c.peer, int64_t(c.splits_in.size())})
@@ -112,7 +112,7 @@ class PythonCollectives {
     for (auto [code, instruction] : stack) add(key, reinterpret_cast<int64_t>(code)), add(key, instruction);
     auto found = sites_.find(key);
     if (found == sites_.end()) {
-      py::tuple frames(stack.size());  // keeps the code: at its address there is never another
+      py::tuple frames(stack.size());  // keeps the code objects alive, so that no other gets their address
       for (size_t i = 0; i < stack.size(); i++)
         frames[i] = py::make_tuple(py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(stack[i].first)),
                                    stack[i].second);
@@ -158,7 +158,7 @@ std::vector<int64_t> sizes_of(const Tensors& tensors) {
   return sizes;
 }
 
-// Split sizes are given in rows; NCCL counts elements.
+// Split sizes are in rows; NCCL counts elements.
 std::vector<int64_t> in_elements(const std::vector<int64_t>& rows, const Tensor& tensor) {
   if (rows.empty()) return {};
   const int64_t row = tensor.size(0) ? tensor.numel() / tensor.size(0) : 1;
@@ -182,7 +182,7 @@ const char* reduction_name(const c10d::ReduceOp& op) {
   }
 }
 
-// What a group of one rank copies, without NCCL.
+// Whether a group of one rank does this op as a copy, without NCCL.
 bool copied_alone(const std::string& op) {
   return op.starts_with("reduce_scatter") || op == "gather" || op == "scatter";
 }
@@ -197,7 +197,7 @@ Tensor stacked_like(const Tensors& tensors) {
   return at::empty(sizes, tensors[0].options());
 }
 
-// Tensors in flight. Let go when the work is waited for, or by the next call once nobody can wait any more.
+// Tensors in flight. They are released when the work is waited for, or by the next call if the work no longer exists.
 using Shelf = std::vector<Tensor>;
 
 struct Work final : c10d::Work {
@@ -233,7 +233,8 @@ struct Work final : c10d::Work {
     auto settle = std::exchange(settle_, {});
     for (auto& one : settle) one();
   }
-  void complete() {  // a future of device tensors carries an event of the stream it was completed on
+  // A future of device tensors carries an event of the stream on which it completes.
+  void complete() {
     const auto type = c10::ListType::create(c10::TensorType::get());
     if (device < 0) {
       future = c10::make_intrusive<c10::ivalue::Future>(type);
@@ -479,7 +480,8 @@ class Communicator : public c10d::Backend {
   c10::intrusive_ptr<Options> options_;
 
  private:
-  struct Channel {  // a stream of the communicator's, and the event by which it waits for the program's
+  // A stream of the communicator, and the event with which it waits for the program's stream.
+  struct Channel {
     c10::Stream stream;
     c10::Event ready{c10::DeviceType::CUDA};
   };
@@ -487,10 +489,10 @@ class Communicator : public c10d::Backend {
     std::optional<c10::Stream> stream;
     int device = -1;
     bool async = false;
-    bool holds_group = false;  // only a group that has its own begin, end and work
+    bool holds_group = false;  // contains only a group with its own begin, end and work
     Shelf shelf;
     std::vector<Settle> settle;
-    std::vector<std::function<Settle()>> receives;  // asked for once every send is out
+    std::vector<std::function<Settle()>> receives;  // called once every send is posted
   };
 
   std::vector<int64_t> global_ranks() const {
@@ -589,9 +591,9 @@ class Communicator : public c10d::Backend {
     recorder().add(EventKind::Collective, std::max(device, 0), stream, row, sequence, site, device < 0 ? kOnHost : 0);
   }
 
-  // Values: known at once for a blocking call, when it is waited for otherwise.
+  // Values are known at once after a blocking call, and after the wait otherwise.
   Settle values(const CollectiveCall& made, int64_t sequence, const Tensors& inputs, const Tensors& outputs) {
-    // How much an uneven exchange gives and takes differs by rank: what is done with it must not.
+    // The amounts of an uneven exchange differ by rank, so they must not decide whether values are exchanged.
     const bool uneven = !made.splits_in.empty() && c10::isIntegralType(inputs[0].scalar_type(), true);
     const bool worth = uneven || std::any_of(inputs.begin(), inputs.end(), exchanged) ||
                        std::any_of(outputs.begin(), outputs.end(), exchanged);
@@ -601,16 +603,16 @@ class Communicator : public c10d::Backend {
     return {};
   }
 
-  // What nobody will wait for: the watchdog of ProcessGroupNCCL has seen it done, and the next call lets go of it.
+  // Releases tensors of works that nobody will wait for: in ProcessGroupNCCL the watchdog has seen them complete.
   void let_go() {
-    std::vector<std::shared_ptr<Shelf>> done;  // destroyed without the lock: tensors may hold Python objects
+    std::vector<std::shared_ptr<Shelf>> done;  // destroyed after the lock is released: tensors may hold Python objects
     std::lock_guard lock(mutex_);
     for (auto& shelf : in_flight_)
       if (shelf.use_count() == 1 || shelf->empty()) done.push_back(std::move(shelf));
     std::erase(in_flight_, nullptr);
   }
 
-  // A list of tensors goes through one that holds them all, copied on the communicator's side.
+  // A list of tensors is transferred through one tensor that holds them all, copied on the communicator's stream.
   struct Flat {
     Tensor tensor;
     bool of_outputs;
@@ -746,14 +748,14 @@ class Communicator : public c10d::Backend {
     TORCH_CHECK_VALUE(peer >= 0 && peer < getSize(), "Invalid rank ", peer, " for a group of ", getSize());
     auto made = call(name, tensor, peer);
     const bool sending = op == OpType::SEND;
-    // Outside a batch, a communicator connected lazily makes one more for each pair of ranks.
+    // Outside a batch, a lazily connected communicator creates another one for each pair of ranks.
     const bool paired = !host_only() && !eager_ && !coalescing_ && group_depth_ == 0;
     const auto pair = std::to_string(std::min(getRank(), peer)) + ":" + std::to_string(std::max(getRank(), peer));
     if (paired && peer != getRank()) {
       made.communicator = pair_number(pair, peer);
       made.peer = peer > getRank();
     }
-    // NCCL ignores tags; gloo matches by them.
+    // NCCL ignores tags; gloo matches messages by them.
     const int64_t sequence = (sending ? sent_ : received_)[{made.communicator, peer, host_only() ? tag : 0}]++ +
                              (host_only() ? int64_t(tag) << 32 : 0);
     python().meet(global_ranks()[peer]);
@@ -817,7 +819,7 @@ struct GlooCommunicator final : Communicator {
   }
 };
 
-// DDP times its buckets by a timer per device type, and asserts that there is one.
+// DDP times its buckets with a timer for each device type, and asserts that there is one.
 struct DeviceTimer final : c10d::Timer {
   explicit DeviceTimer(c10::Device) {}
   std::optional<int64_t> measureDifference(Event, Event) override { return std::nullopt; }

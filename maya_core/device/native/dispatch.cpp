@@ -23,15 +23,15 @@ using c10::TensorImpl;
 using torch::jit::Stack;
 
 std::atomic<int64_t> call_count{0}, distinct_count{0};
-PythonSide* python = nullptr;  // not destroyed at exit: the interpreter is gone by then
+PythonSide* python = nullptr;  // not destroyed at exit, because the interpreter is gone by then
 
-// ---- what a call does, found once per key ----
+// ---- what a call does, computed once for each key ----
 struct Output {
   enum Kind : uint8_t { SameAsInput, ViewOfInput, New, Undefined, Constant };
   Kind kind = New;
   int input = -1;
   at::DimVector sizes = {}, strides = {};
-  int64_t offset = 0;  // of a view, from its input's own
+  int64_t offset = 0;  // of a view, relative to its input's
   at::ScalarType dtype = at::kFloat;
   IValue constant = {};
 };
@@ -64,7 +64,7 @@ class Entries {
   }
   Entry* insert(uint64_t hash, std::unique_ptr<Entry> entry) {
     std::unique_lock lock(mutex_);
-    auto [first, last] = by_hash_.equal_range(hash);  // another thread may have been quicker
+    auto [first, last] = by_hash_.equal_range(hash);  // another thread may have inserted it first
     for (; first != last; ++first)
       if (first->second->key == entry->key) return first->second.get();
     distinct_count++;
@@ -76,7 +76,7 @@ class Entries {
   std::unordered_multimap<uint64_t, std::unique_ptr<Entry>> by_hash_;
 };
 
-class RecordedCalls {  // calls that come by record_call instead of the dispatcher
+class RecordedCalls {  // calls through record_call instead of the dispatcher
  public:
   Entries* of(const std::string& name) {
     std::lock_guard lock(mutex_);
@@ -98,7 +98,7 @@ RecordedCalls& recorded_calls() {
   return *instance;
 }
 
-// ---- asking the Meta kernel ----
+// ---- calling the Meta kernel ----
 struct MetaClones {  // meta tensors that share memory where the originals do
   std::unordered_map<const void*, c10::Storage> storages;
   std::vector<at::Tensor> clones;
@@ -211,7 +211,7 @@ constexpr Setting kSettings[] = {
 };
 uint64_t default_settings = 0;
 
-// Only what multiplies has more than one switch; reading them all takes longer than looking a call up.
+// Only ops that multiply depend on more than one switch, and reading all of them takes longer than looking up a call.
 uint64_t settings_of(bool multiplies) {
   const auto& context = at::globalContext();
   if (!multiplies) return (default_settings & ~1ull) | uint64_t(kSettings[0].read(context));
@@ -220,7 +220,7 @@ uint64_t settings_of(bool multiplies) {
   return bits;
 }
 
-// What a CUDA kernel would refuse, torch's Meta kernels let pass.
+// CUDA kernels reject tensors of different devices; torch's Meta kernels accept them.
 void check_same_device(const c10::FunctionSchema& schema, const std::vector<TensorImpl*>& tensors) {
   if (op_values(schema.name()).mixes_devices) return;
   const TensorImpl* first = nullptr;
@@ -246,7 +246,7 @@ std::string op_name(const c10::FunctionSchema& schema) {
   return schema.overload_name().empty() ? schema.name() : schema.name() + "." + schema.overload_name();
 }
 
-// In-place ops of one tensor (normal_, fill_ ...) leave its metadata as it is. Their Meta kernels are Python, and slow
+// In-place ops of one tensor (normal_, fill_ ...) do not change its metadata. Their Meta kernels are Python, and slow
 // to load.
 bool only_changes_self(const c10::FunctionSchema& schema, at::ArrayRef<IValue> arguments) {
   if (schema.returns().size() != 1 || !schema.returns()[0].alias_info() || !schema.returns()[0].alias_info()->isWrite())
@@ -303,7 +303,7 @@ std::unique_ptr<Entry> ask_meta(const c10::OperatorHandle& op, const std::string
   return entry;
 }
 
-// ---- carrying a call out ----
+// ---- performing a call ----
 at::Tensor build(const Output& output, const std::vector<TensorImpl*>& inputs) {
   switch (output.kind) {
     case Output::New: return new_tensor(output.sizes, output.strides, output.dtype);
@@ -321,7 +321,7 @@ at::Tensor build(const Output& output, const std::vector<TensorImpl*>& inputs) {
   }
 }
 
-// An output in memory of another size than its own: ATen reduces into tensors it has made at the shape of the input.
+// Makes an output whose storage has another size: ATen reduces into tensors that it allocated with the input's shape.
 at::Tensor build_in(int64_t bytes, const Output& output) {
   const int64_t item = c10::elementSize(output.dtype);
   auto made = new_tensor({bytes / item}, {1}, output.dtype);
@@ -340,7 +340,7 @@ void apply_resizes(const Entry& entry, const std::vector<TensorImpl*>& inputs) {
   }
 }
 
-// A kernel's temporaries: what it does not free on the way goes in reverse order, as C++ locals do.
+// A kernel's temporaries. Those that it does not free itself are freed in reverse order, as C++ locals are.
 struct Temporaries {
   std::vector<c10::DataPtr> held;
   void allocate(int64_t bytes) {
@@ -357,9 +357,9 @@ struct Temporaries {
   }
 };
 
-// Makes the outputs in the order the real kernel allocates them, with its temporaries in between.
+// Allocates the outputs in the order of the real kernel, with its temporaries in between.
 void allocate_outputs(const Entry& entry, const std::vector<TensorImpl*>& inputs, Stack& results) {
-  std::vector<at::Tensor> made;  // New outputs, by their order over all returns
+  std::vector<at::Tensor> made;  // the New outputs, in the order of the returns
   Temporaries temporaries;
   if (entry.plan.has_program) {
     std::vector<const Output*> fresh;
@@ -483,7 +483,7 @@ struct Kernel final : c10::OperatorKernel {
     Entry* entry = entries.find(hash, key->words);
     if (!entry) entry = entries.insert(hash, describe(op, *key.key, arguments, settings));
 
-    apply_resizes(*entry, key->tensors);  // first: an out= tensor that came empty can then be written on the host too
+    apply_resizes(*entry, key->tensors);  // first, so that an empty out= tensor can be written on the host, too
     Stack values;
     HostRun host = HostRun::NotKnown;
     if (traits.computable && !entry->host_cannot.load(std::memory_order_relaxed)) {
@@ -505,12 +505,12 @@ struct Kernel final : c10::OperatorKernel {
     check_same_device(op.schema(), key.tensors);
     auto entry = ask_meta(op, name, arguments);
     entry->key = key.words;
-    Stack outputs;  // as metadata for the planner: nothing is allocated yet
+    Stack outputs;  // metadata for the planner: nothing is allocated yet
     for (const auto& one : entry->returns) {
       auto meta = [&](const Output& output) {
         if (output.kind == Output::New || output.kind == Output::ViewOfInput)
           return at::Tensor(at::detail::empty_strided_meta(output.sizes, output.strides, output.dtype));
-        for (const auto& resize : entry->resizes)  // an out= tensor, as it will be
+        for (const auto& resize : entry->resizes)  // an out= tensor with its new size
           if (output.kind == Output::SameAsInput && resize.input == output.input)
             return at::Tensor(at::detail::empty_strided_meta(
                 resize.sizes, resize.strides, c10::typeMetaToScalarType(key.tensors[resize.input]->dtype())));
@@ -529,7 +529,7 @@ struct Kernel final : c10::OperatorKernel {
   }
 };
 
-// Ops that only look at or change metadata: torch's CPU kernel does that for any device.
+// Ops that only read or change metadata: torch's CPU kernel does that for any device.
 struct MetadataKernel final : c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& op, DispatchKeySet, Stack* stack) {
     op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), stack);
@@ -542,7 +542,8 @@ struct SparseKernel final : c10::OperatorKernel {
   }
 };
 
-// Ops of other libraries (torchvision, the user's own) that have no CUDA kernel here: by their Meta kernel as well.
+// Ops of other libraries (torchvision, the user's own) that have no CUDA kernel here also run through their Meta
+// kernel.
 struct Fallback final : c10::OperatorKernel {
   std::mutex mutex;
   std::unordered_map<std::string, std::unique_ptr<Kernel>> kernels;
@@ -637,7 +638,7 @@ Entry* recorded_entry(const std::string& name, at::ArrayRef<IValue> arguments, a
   auto made = std::make_unique<Entry>();
   made->key = key->words;
   const auto op = find_op(name);
-  const bool whole = op && op->schema().arguments().size() == arguments.size();  // not only the tensors of the call
+  const bool whole = op && op->schema().arguments().size() == arguments.size();  // all arguments, not only the tensors
   if (python) made->plan = python->plan(name, whole ? &op->schema() : nullptr, arguments, returns, settings);
   return mine->insert(hash, std::move(made));
 }

@@ -48,8 +48,7 @@ void replay(const Graph& graph) {
   recorder().add(EventKind::GraphLaunch, graph.device, stream, graph.number, graph.work.size());
   const uint16_t here = recorder().stream_number(graph.device, stream);
   for (TraceEvent event : graph.work) {
-    if (event.stream == graph.stream)
-      event.stream = here;  // what was captured on a stream is launched on the current one
+    if (event.stream == graph.stream) event.stream = here;  // captured work is launched on the current stream
     recorder().append(event);
   }
   if (timing()) time_graph(graph.device, stream, graph.work);

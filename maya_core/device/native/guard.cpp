@@ -1,5 +1,5 @@
-// Devices, streams, events and generators: the c10 device guard and the CUDA hooks of the emulated device, and how
-// they are put in place of torch's own and taken away again.
+// Devices, streams, events and generators: the c10 device guard and the CUDA hooks of the emulated device. Installs
+// them in place of torch's own, and removes them again.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
@@ -20,8 +20,8 @@
 namespace maya {
 namespace {
 
-// Stream ids as c10/cuda/CUDAStream makes them: 0 the default, an even pointer an external one, else a place in one of
-// the pools, by priority. A program's 33rd stream of a pool is its first again.
+// Stream ids have the form of c10/cuda/CUDAStream: 0 is the default stream, an even number the pointer of an external
+// one, and any other a place in one of the pools, by priority. The 33rd stream of a pool is the first one again.
 constexpr int kStreamsPerPool = 32, kPriorities = 4;
 bool from_pool(c10::StreamId stream) { return stream & 1; }
 
@@ -37,7 +37,7 @@ thread_local std::array<c10::StreamId, kMaxDevices> this_stream{};
 std::array<std::array<std::atomic<uint32_t>, kPriorities>, kMaxDevices> streams_taken;
 std::atomic<uint32_t> next_event{1};
 
-struct Event {  // handles are used again and again, so a record is (handle, version)
+struct Event {  // handles are reused, so (handle, version) identifies a record
   uint32_t handle;
   int64_t version = 0;
   c10::StreamId stream = 0;
@@ -214,7 +214,8 @@ struct Hooks final : at::CUDAHooksInterface {
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override { return exchangeDevice(device); }
 };
 
-// Torch keeps its hooks object in a static of its own. It has no data members, so what it is, is its vtable.
+// torch keeps its hooks object in a static variable. It has no data members, so replacing its vtable replaces the
+// hooks.
 void* exchange_hooks(void* vtable) {
   auto& hooks = const_cast<at::CUDAHooksInterface&>(at::detail::getCUDAHooks());
   void*& slot = *reinterpret_cast<void**>(&hooks);
@@ -222,7 +223,7 @@ void* exchange_hooks(void* vtable) {
 }
 static_assert(sizeof(at::CUDAHooksInterface) == sizeof(void*), "CUDAHooksInterface has grown data members");
 
-// Gives access to what the autograd engine keeps from us (a legal use of explicit instantiation).
+// Gives access to private members of the autograd engine (explicit instantiation ignores access, legally).
 template <auto Member, int Tag>
 struct Access {
   friend auto engine_member(std::integral_constant<int, Tag>) { return Member; }
@@ -235,13 +236,13 @@ template struct Access<&Engine::device_ready_queues_, 0>;
 template struct Access<&Engine::non_reentrant_device_thread_count_, 1>;
 template struct Access<&Engine::start_device_threads, 2>;
 
-struct Before {  // what torch had in our places
+struct Before {  // what torch had installed
   const c10::impl::DeviceGuardImplInterface* guard = nullptr;
   c10::Allocator* allocator = nullptr;
   void* hooks = nullptr;
 } before;
 
-// Blocks are recorded where they are made (memory.cpp); what the allocator asks of the driver, only it knows.
+// Blocks are recorded where they are allocated (memory.cpp); only the allocator knows about segments.
 void record_segment(const MemoryEvent& event) {
   const bool made = event.action == MemoryAction::SegmentAlloc || event.action == MemoryAction::SegmentMap;
   const bool gone = event.action == MemoryAction::SegmentFree || event.action == MemoryAction::SegmentUnmap;
@@ -279,7 +280,7 @@ c10::StreamId stream_from_pool(int device, int priority) {
 }
 int stream_priority(c10::StreamId stream) { return from_pool(stream) ? 1 - int(stream >> 1 & 0xf) : 0; }
 
-constexpr uint64_t kHandles = 0x5500'0000'0000ull;  // where our cudaStream_t values lie
+constexpr uint64_t kHandles = 0x5500'0000'0000ull;  // the range of the emulated cudaStream_t values
 uint64_t stream_handle(int device, c10::StreamId stream) {
   return from_pool(stream) ? kHandles | uint64_t(device) << 24 | uint64_t(stream) << 4 : uint64_t(stream);
 }
@@ -356,7 +357,7 @@ void uninstall() {
   clear_blas_workspaces();
   exchange_hooks(before.hooks);
   c10::SetAllocator(c10::DeviceType::CUDA, before.allocator, 100);
-  // Futures of collectives ask for a guard when they die, which may be later.
+  // Futures of collectives need a guard when they are destroyed, which may be later.
   static const auto* none = new c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA>;
   c10::impl::device_guard_impl_registry[size_t(c10::DeviceType::CUDA)].store(before.guard ? before.guard : none);
   for (auto& one : allocators) {
@@ -371,7 +372,7 @@ bool start_engine_threads() {
   auto& engine = Engine::get_default_engine();
   auto queues = engine_member(std::integral_constant<int, 0>{});
   if (int((engine.*queues).size()) >= the_config.count) return true;
-  // The engine starts its threads once, on the first backward: if that was before the device was there, start them now.
+  // The engine starts its threads once, on the first backward. If that was before the device existed, start them now.
   (engine.*engine_member(std::integral_constant<int, 1>{})).store(0);
   (engine.*engine_member(std::integral_constant<int, 2>{}))();
   return true;

@@ -35,7 +35,7 @@ Tensor empty_strided(IntArrayRef sizes, IntArrayRef strides, std::optional<at::S
   return new_tensor(sizes, strides, or_default(dtype));
 }
 
-// A copy between host and device is a plain memcpy only if both sides lie in memory the same way.
+// A copy between host and device is a plain memcpy only if both sides have the same layout in memory.
 bool needs_staging(const Tensor& to, const Tensor& from) {
   if (to.scalar_type() != from.scalar_type() || to.is_conj() != from.is_conj() || to.is_neg() != from.is_neg())
     return true;
@@ -64,7 +64,7 @@ Tensor& copy_(Tensor& to, const Tensor& from, bool non_blocking) {
     move_values(to, from.sizes() == to.sizes() ? from : from.expand(to.sizes()));
     return to;
   }
-  if (needs_staging(to, from)) {  // as ATen: convert and pack on the source's side, copy, unpack on the target's
+  if (needs_staging(to, from)) {  // as in ATen: convert and pack on the source's side, copy, unpack on the target's
     Tensor there = to.is_contiguous() ? to : at::empty_like(to, at::MemoryFormat::Contiguous);
     Tensor here = from.to(to.scalar_type()).expand_as(to).contiguous();
     there.copy_(here, non_blocking);
@@ -189,7 +189,7 @@ std::unordered_set<std::string> register_handwritten_kernels(torch::Library& ate
   return names;
 }
 
-// On a CPU build nobody else reads these pointers; a CUDA build without a GPU cannot run what they pointed to.
+// A CPU build of torch does not use these pointers, and a CUDA build without a GPU cannot run what they pointed to.
 void restore_stubs() { restore_attention_backends(); }
 
 }  // namespace maya

@@ -1,5 +1,5 @@
-// Indexing by boolean masks: on CUDA, ATen turns masks into indices by nonzero before it looks at anything else
-// (ATen/native/TensorAdvancedIndexing.cpp), and assigns one number through masked_fill_ instead.
+// Indexing with boolean masks. On CUDA, ATen first turns masks into indices with nonzero, and assigns a single number
+// with masked_fill_ instead (ATen/native/TensorAdvancedIndexing.cpp).
 #include <ATen/ops/masked_fill.h>
 #include <ATen/ops/nonzero.h>
 

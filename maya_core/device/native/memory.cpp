@@ -1,4 +1,5 @@
-// Device and pinned memory as c10 sees it: storages on fake addresses, each with its allocator block and its shadow.
+// The c10 allocators of device and pinned memory. A storage has a fake address, a block of the caching allocator and a
+// shadow, which holds the values that are known.
 #include <ATen/EmptyTensor.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
@@ -29,9 +30,9 @@ void release(void* context) {
 }
 void release_nothing(void*) {}
 
-thread_local std::optional<uint32_t> allocating_as;  // what all that this thread allocates holds, where somebody knows
+thread_local std::optional<uint32_t> allocating_as;  // the category of what this thread allocates, if it is known
 
-// ---- the endless device of work that is done aside ----
+// ---- the device without a memory limit, for work done aside ----
 constexpr int64_t kEndless = int64_t(1) << 50;
 CachingAllocator& beside(int device) {
   static auto* made = new std::map<int, std::unique_ptr<CachingAllocator>>;  // its blocks may outlive the emulation
@@ -104,7 +105,7 @@ struct StorageAllocator final : c10::DeviceAllocator {
   }
 };
 
-// Pinned memory is ordinary host memory that we remember to be pinned.
+// Pinned memory is ordinary host memory that is remembered as pinned.
 struct PinnedAllocator final : c10::Allocator {
   struct Pinned {
     c10::DataPtr memory;
@@ -161,7 +162,7 @@ BlasWorkspaces& blas() {
   return *instance;
 }
 
-// As ATen's pool: a thread takes an idle handle or makes one, and gives it back when it ends.
+// As in ATen's pool, a thread takes an idle handle or creates one, and returns it when it ends.
 struct ThreadHandles {
   std::map<int, uint64_t> by_device;
   uint64_t get(int device) {
@@ -209,11 +210,11 @@ void resize_storage(c10::StorageImpl* storage, int64_t bytes) {
   auto* from = allocation_of(storage->_mutable_data_ptr_no_checks());
   auto* to = allocation_of(fresh);
   const int64_t had = storage->nbytes();
-  if (from && to &&
-      from->shadow.kind == Shadow::Uniform) {  // what was copied over stays known only if it is all there is
+  if (from && to && from->shadow.kind == Shadow::Uniform) {
+    // A larger storage has elements that were not copied, so it is no longer uniform.
     if (bytes <= had) to->shadow = std::move(from->shadow);
   } else if (from && to && from->shadow.kind == Shadow::Dense &&
-             bytes <= 8 * exchange_limit(at::kByte)) {  // what comes after it may be anything
+             bytes <= 8 * exchange_limit(at::kByte)) {  // the contents of the new part are arbitrary
     to->shadow.kind = Shadow::Dense;
     to->shadow.bytes = std::make_unique<char[]>(bytes);
     std::copy_n(from->shadow.bytes.get(), std::min(had, bytes), to->shadow.bytes.get());

@@ -1,4 +1,5 @@
-// nn.LSTM, nn.GRU and nn.RNN on cuDNN: what aten/native/cudnn/RNN.cpp does with the weights before it calls the op.
+// nn.LSTM, nn.GRU and nn.RNN on cuDNN: does with the weights what aten/native/cudnn/RNN.cpp does before it calls the
+// op.
 #include <ATen/native/RNN.h>
 #include <ATen/ops/_cudnn_rnn.h>
 

@@ -24,7 +24,7 @@ State& state() {
 }
 std::atomic<bool> on{false};
 
-// Python is asked without the lock: it may run other threads meanwhile.
+// Calls Python without holding the lock, because Python may run other threads in the meantime.
 template <class Value, class Ask>
 Value known(std::vector<std::optional<Value>>& table, uint32_t number, const Ask& ask) {
   {
@@ -49,7 +49,7 @@ void run(int device, c10::StreamId stream, double host_ns, double device_ns) {
 }  // namespace
 
 void set_pricing(Pricing pricing) {
-  Pricing before;  // its functions of Python's go without the lock
+  Pricing before;  // its Python functions are released after the lock
   std::lock_guard lock(state().mutex);
   on = false;
   before = std::exchange(state().pricing, std::move(pricing));

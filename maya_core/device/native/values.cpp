@@ -16,7 +16,7 @@ namespace {
 
 using c10::IValue;
 
-// Host arithmetic on shadows is invisible to autograd, autocast and whatever mode the program has switched on.
+// Hides host arithmetic on shadows from autograd, autocast and any mode that the program has switched on.
 struct OnHost {
   c10::impl::ExcludeDispatchKeyGuard guard{
       c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
@@ -51,7 +51,7 @@ at::Tensor uniform_element(const Shadow& shadow) {
   return at::from_blob(shadow.bytes.get(), {}, at::TensorOptions().dtype(shadow.dtype));
 }
 
-// The tensor's values for the host to work on in place; makes a Uniform shadow Dense.
+// The tensor's values, for the host to change in place; makes a Uniform shadow Dense.
 at::Tensor writable_value(const at::Tensor& tensor, Shadow& shadow) {
   if (shadow.kind == Shadow::Uniform) {
     const auto element = uniform_element(shadow).clone();
@@ -73,7 +73,7 @@ bool uniform_and_same_type(const Shadow& shadow, const at::Tensor& tensor) {
          !tensor.is_neg();
 }
 
-// Host kernels may trust the strides they are promised, so a uniform value is laid out as its tensor is.
+// Host kernels rely on the strides of their arguments, so a uniform value gets the layout of its tensor.
 at::Tensor laid_out(const at::Tensor& tensor, const at::Tensor& value) {
   if (value.strides() == tensor.strides() || tensor.numel() == 0) return value;
   const auto bytes = at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.element_size());
@@ -94,7 +94,7 @@ bool each_tensor(const IValue& value, Visit visit) {  // stops at false
   return true;
 }
 
-// The arguments of the op with every device tensor replaced by `map` of it.
+// The arguments of the op with every device tensor replaced by the result of `map`.
 template <class Map>
 IValue map_tensors(const IValue& value, Map map) {
   auto one = [&](const at::Tensor& tensor) { return tensor.defined() && tensor.is_cuda() ? map(tensor) : tensor; };
@@ -135,9 +135,8 @@ bool run(const c10::OperatorHandle& op, const ValueTraits& traits, torch::jit::S
   try {
     op.callBoxed(&stack);
     return true;
-  } catch (
-      const std::exception&) {  // no host kernel for this dtype or op: the outcome is unknown, as for large tensors
-    return false;
+  } catch (const std::exception&) {
+    return false;  // no host kernel for this dtype or op: the outcome is unknown, as it is for large tensors
   }
 }
 
@@ -181,7 +180,7 @@ std::unordered_map<std::string, OpValues>& values_by_op() {
 
 bool contains(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
 
-// Host memory that was filled with plausible constants, for as long as it lives.
+// Host memory that was filled with plausible constants, while it is allocated.
 struct MadeUp {
   std::mutex mutex;
   std::unordered_map<const c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>> storages;
@@ -343,7 +342,7 @@ ValueTraits value_traits(const c10::OperatorHandle& op) {
     if (argument.name() == "dim") traits.dim_argument = int(traits.written.size()) - 1;
     takes_generator = takes_generator || contains(argument.type()->str(), "Generator");
   }
-  // Without a generator to pass, a host kernel would draw from, and disturb, the program's own CPU generator.
+  // Without a generator of its own, a host kernel would advance the program's CPU generator.
   traits.computable = !(traits.random && !takes_generator) && full.starts_with("aten::") && !contains(name, "cudnn") &&
                       !contains(name, "_fused_");
   return traits;
@@ -368,7 +367,7 @@ HostRun compute_on_host(const c10::OperatorHandle& op, const ValueTraits& traits
       all_uniform =
           all_uniform && (only_written || tensor.numel() <= 1 || (shadow && uniform_and_same_type(*shadow, tensor)));
       floats = floats || !exact(tensor.scalar_type());
-      // what is written in place is remembered as a whole storage
+      // a tensor that is written in place is remembered as a whole storage
       elements +=
           written && tensor.has_storage() ? int64_t(tensor.storage().nbytes() / tensor.element_size()) : tensor.numel();
       return true;
@@ -396,7 +395,7 @@ HostRun compute_on_host(const c10::OperatorHandle& op, const ValueTraits& traits
     return HostRun::Exact;
   }
   if (traits.pointwise && all_uniform) {
-    // One element of each stands for all: shapes of ones keep the number of dimensions, which type promotion looks at.
+    // One element of each represents all. Sizes of one keep the number of dimensions, on which type promotion depends.
     std::vector<std::pair<at::Tensor, at::Tensor>> changed;
     for (size_t i = 0; i < arguments.size(); i++) {
       stack.push_back(map_tensors(arguments[i], [&](const at::Tensor& tensor) {
@@ -422,7 +421,8 @@ HostRun compute_on_host(const c10::OperatorHandle& op, const ValueTraits& traits
 void assume_outcome(const ValueTraits& traits, at::ArrayRef<IValue> arguments, at::ArrayRef<IValue> returns) {
   for (size_t i = 0; i < arguments.size(); i++) {
     if (!traits.written[i]) continue;
-    if (traits.assume == Assume::AllFinite && i == 1) continue;  // found_inf stays what it was: training goes well
+    if (traits.assume == Assume::AllFinite && i == 1)
+      continue;  // found_inf keeps its value: training is assumed to go well
     each_tensor(arguments[i], [](const at::Tensor& tensor) {
       if (tensor.is_cuda()) forget(tensor);
       return true;
