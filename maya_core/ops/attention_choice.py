@@ -1,6 +1,7 @@
-"""Which kernel scaled_dot_product_attention runs on a GPU in training, by the order of preference and the constraints of ATen's sdp_utils.cpp for CUDA
-(torch 2.13). native/attention.cpp decides the same while a program runs, there with sizes that may be symbolic; tests/ops holds the
-two together. Here it is decided for a recorded call on another GPU.
+"""Decides which kernel scaled_dot_product_attention runs on a GPU in training, for a recorded call and any GPU.
+
+The order of preference and the constraints are those of ATen's sdp_utils.cpp for CUDA (torch 2.13). native/attention.cpp makes the same decision
+while a program runs, where sizes may be symbolic; a test checks that the two agree.
 """
 
 from __future__ import annotations
@@ -16,18 +17,20 @@ from maya_core.trace.call import Call, Tensor, TorchSettings
 
 CUDNN, FLASH, EFFICIENT, MATH = "cudnn", "flash", "efficient", "math"
 FUSED = {f"aten::_scaled_dot_product_{backend}_attention": backend for backend in (FLASH, EFFICIENT, CUDNN)}
-BACKENDS = (MATH, FLASH, EFFICIENT, CUDNN)  # by the number that at::SDPBackend has for each
-CHOICE = "maya::attention_choice"  # a row of a trace's calls that no event refers to: what was asked of SDPA, whatever it ran
+BACKENDS = (MATH, FLASH, EFFICIENT, CUDNN)  # by their numbers in at::SDPBackend
+CHOICE = (
+    "maya::attention_choice"  # a call in a trace's table without an event: the arguments of SDPA, whichever kernel ran
+)
 
 
 def prefers_cudnn(gpu: Gpu) -> bool:
-    """Whether torch tries cuDNN's attention first, unless it is told otherwise."""
+    """Whether torch tries cuDNN's attention first by default."""
     return gpu.compute_capability[0] in (9, 10)
 
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """What scaled_dot_product_attention was asked for."""
+    """The arguments of scaled_dot_product_attention."""
 
     query: Tensor
     key: Tensor
@@ -39,12 +42,12 @@ class AttentionInputs:
 
 
 def backend_of(call: Call) -> str | None:
-    """Which fused backend a recorded call ran; None if it is no such call, or was recorded without the names of its arguments."""
+    """The fused backend of a recorded call; None if it is another call, or was recorded without the names of its arguments."""
     return FUSED.get(call.name.removesuffix("_backward")) if "query" in call.named else None
 
 
 def asked_by(call: Call) -> AttentionInputs:
-    """What led to a recorded call. Shared key heads are only there where they were allowed."""
+    """The arguments of SDPA that led to a recorded call. It has shared key heads only if they were allowed."""
     query, key, value = call["query"], call["key"], call["value"]
     mask = call.get("attn_bias")
     causal, dropout = bool(call.get("is_causal", False)), float(call.get("dropout_p") or 0.0)
@@ -54,7 +57,7 @@ def asked_by(call: Call) -> AttentionInputs:
 
 
 def choose(asked: AttentionInputs, settings: TorchSettings, platform: Platform) -> str | None:
-    """The backend that runs; None if torch would refuse."""
+    """The backend that runs; None if torch would raise an error."""
     cudnn_first = settings.sdpa_cudnn_first and prefers_cudnn(platform.gpu)
     order = (CUDNN, FLASH, EFFICIENT, MATH) if cudnn_first else (FLASH, EFFICIENT, MATH, CUDNN)
     enabled = {backend: getattr(settings, f"sdpa_{backend}") for backend in order}
@@ -76,7 +79,7 @@ def _dense(asked: AttentionInputs) -> bool:
 
 
 def _heads_match(asked: AttentionInputs, shared: bool, alike: bool = True) -> bool:
-    """`shared`: the backend takes fewer key heads than query heads; `alike`: but as many values as keys."""
+    """`shared`: the backend accepts fewer key heads than query heads; `alike`: but needs as many value heads as key heads."""
     query, key, value = (tensor.sizes[1] for tensor in (asked.query, asked.key, asked.value))
     if not (asked.gqa and shared):
         return query == key == value
@@ -154,7 +157,7 @@ def _mask_fits(asked: AttentionInputs) -> bool:
 
 @dataclass(frozen=True)
 class Change:
-    """Attention that another GPU would run in another way than its trace can tell."""
+    """Attention that runs in another way on another GPU, which the recorded trace cannot show."""
 
     asked: AttentionInputs
     recorded: str
@@ -170,7 +173,7 @@ class Change:
 
 
 def changes(calls: Sequence[Call], platform: Platform) -> list[Change]:
-    """Where the recorded ops themselves would be others on this platform: one fused kernel there, separate ops here."""
+    """Attention whose recorded ops would be different ones on this platform: a fused kernel instead of separate ops, or the reverse."""
     found = []
     for call in calls:
         if call.op == CHOICE:
@@ -201,7 +204,7 @@ def changes_layout(call: Call, platform: Platform) -> bool:
 
 
 def only(backend: str) -> AbstractContextManager[None]:
-    """Attention called by name within stays that backend's on every GPU: of packages with a kernel of their own."""
+    """A context in which attention uses this backend on every GPU. It is for packages that have a kernel of their own."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     chosen: AbstractContextManager[None] = sdpa_kernel(getattr(SDPBackend, f"{backend.upper()}_ATTENTION"))
@@ -209,8 +212,8 @@ def only(backend: str) -> AbstractContextManager[None]:
 
 
 def settled(call: Call, platform: Platform) -> Call:
-    """A call as it is recorded: where its backend is not the one that its switches lead to on this GPU (it was chosen earlier, or
-    called by name), only that backend is switched on, so that it stays on every GPU."""
+    """The call as it is recorded. If its switches would lead to another backend on this GPU (because it was chosen earlier or called
+    by name), only its own backend is switched on, so that it stays the same on every GPU."""
     backend = backend_of(call)
     if backend is None or choose(asked_by(call), call.settings, platform) == backend:
         return call
@@ -219,7 +222,7 @@ def settled(call: Call, platform: Platform) -> Call:
 
 
 def on(call: Call, platform: Platform) -> Call | None:
-    """A recorded call as the backend that the platform would run; None if that is none of the fused ones, or the call no attention."""
+    """The recorded call with the backend that the platform would run; None if that is not a fused one, or the call is not attention."""
     backend = backend_of(call)
     if backend is None:
         return None

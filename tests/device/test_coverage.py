@@ -250,7 +250,7 @@ def test_an_op_without_a_rule_says_so_and_how_to_add_one() -> None:
 
     model = nn.Sequential(nn.Identity(), Mystery())
     expected = (
-        r"no rule for maya_test::mystery, asked for in forward of Sequential\.1: [\s\S]*rule\('maya_test::mystery'\)"
+        r"no rule for maya_test::mystery, called in forward of Sequential\.1: [\s\S]*rule\('maya_test::mystery'\)"
     )
     with maya_core.emulate("h100"), pytest.raises(NotImplementedError, match=expected):
         model(torch.ones(2, device="cuda"))
