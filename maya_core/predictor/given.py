@@ -1,4 +1,4 @@
-"""Kernels whose time is given: by the author of an op, or as part of another kernel that was measured with them."""
+"""Kernels whose duration is given: by the author of an op, or as part of another kernel with which they were measured."""
 
 from __future__ import annotations
 

@@ -8,14 +8,14 @@ from python_calls import python_calls
 
 from maya_core.errors import MayaError
 from maya_core.hardware.cluster import Cluster, cluster
-from maya_core.predictor.collective_time import TOLD_BY, batch_seconds, buffer_bytes, even_bytes, predict, seconds
+from maya_core.predictor.collective_time import MODEL_OF, batch_seconds, buffer_bytes, even_bytes, predict, seconds
 from maya_core.predictor.durations import Provenance
 from maya_core.predictor.placement import Placement, outside_bytes_per_s, place
 from maya_core.predictor.profile import shipped
 from maya_core.trace.communication import CollectiveCall, Communicator
 
 MB, GB = 2**20, 2**30
-COLLECTIVES = [op for op in TOLD_BY if op not in ("send", "recv", "barrier")]
+COLLECTIVES = [op for op in MODEL_OF if op not in ("send", "recv", "barrier")]
 GPUS = ["a100", "h100", "h200", "b200", "gb200", "v100", "l40s", "rtx-pro-6000", "rtx-4090", "a100-pcie", "h100-pcie"]
 NETWORKS = ["infiniband-ndr", "infiniband-hdr", "slingshot-11", "roce-400", "efa-v2", "ethernet-25"]
 SIZES = 2.0 ** np.arange(0, 41)
@@ -192,7 +192,7 @@ def test_a_batch_of_thousands_is_priced_at_once_and_as_each_alone() -> None:
 
 def test_alone_there_is_at_most_a_copy() -> None:
     machine = cluster("h100", 8)
-    for op in TOLD_BY:
+    for op in MODEL_OF:
         assert time_of(op, MB, [0], machine) < 1e-5
     assert time_of("all_reduce", GB, [0], machine) == 0
 
@@ -213,7 +213,7 @@ def test_unknown_ops_are_refused() -> None:
 @pytest.mark.parametrize("gpu", GPUS)
 def test_more_bytes_take_longer_within_a_node(gpu: str) -> None:
     machine = cluster(gpu)
-    for op in TOLD_BY:
+    for op in MODEL_OF:
         for count in (2, 3, 4):
             spent = predict(op, SIZES, place(range(count), machine), machine).seconds
             assert np.isfinite(spent).all()

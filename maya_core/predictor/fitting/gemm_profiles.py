@@ -1,4 +1,4 @@
-"""Which measurements make the GEMM profile of which GPU, and how far off the fits are on what they did not see."""
+"""Selects the measurements for the GEMM profile of each GPU, fits it, and computes its errors on held-out rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from maya_core.predictor.profile import Profile, ProfileSource
 
 BURST_NOTE = "AIConfigurator GEMM tables (short bursts)"
 SUSTAINED = {"a100": sources.vidur, "h100": sources.vidur, "a100-pcie": sources.simumax, "b200": sources.simumax}
-# Whose burst tables stand in where a GPU has only sustained rows, and whose sustained rows where it has only bursts.
+# The GPU whose burst tables are used if a GPU has only sustained rows, and whose sustained rows if it has only bursts.
 BURST_OF = {"a100-pcie": "a100"}
 SUSTAINED_OF = {"h200": "h100", "b300": "b200", "gb200": "b200", "gb300": "b200"}
 SUSTAINED_NOTES = {
@@ -55,7 +55,7 @@ def burst_lines(data: Path, gpu: Gpu, dtype: str) -> Iterator[Line]:
 
 
 def sustained_lines(data: Path, gpu: Gpu, burst: GemmModel) -> Iterator[Line]:
-    """Each model (or pair of n and k, where models have no names) predicted by a fit to the others."""
+    """Errors on each model (or pair of n and k, if models have no names), predicted by a fit to the others."""
     rows = SUSTAINED[gpu.name](data, gpu.name)
     of = _groups(rows)
     groups = sorted(set(of))
@@ -72,7 +72,7 @@ def sustained_lines(data: Path, gpu: Gpu, burst: GemmModel) -> Iterator[Line]:
 
 
 def timed_lines(gpu: Gpu, dtype: str, rows: GemmRows, *, per_octave: int, bare: bool) -> Iterator[Line]:
-    """Of rows fitted as they are, in whose errors the timer's share counts as it was measured."""
+    """Errors on rows that include the timer; its share is added to predictions."""
     folds = [(SHAPES, by_key(*rows.sizes)), (LARGEST, largest_tenth(_size(rows)))]
     if rows.group is not None and len(set(rows.group)) > 1:
         folds = [(MODELS, rows.group == group) for group in sorted(set(rows.group))] + folds[1:]
@@ -205,7 +205,7 @@ def _timed_source(name: str, rows: GemmRows, timer: float) -> ProfileSource:
 
 
 def fit(data: Path, *, evaluate: bool = True, only: set[str] | None = None) -> Iterator[tuple[Profile, list[Line]]]:
-    """A profile for every GPU that has measurements, with the lines of its held-out errors."""
+    """Yields a profile for every GPU with measurements, with its held-out errors."""
     measured = (sources.BURST, sources.VIDUR, sources.NEUSIGHT, sources.IN_MODEL, sources.DEEPBENCH)
     names = [*dict.fromkeys([*measured[0].values(), *BURST_OF, *(gpu for one in measured[1:] for gpu in one.values())])]
     # A GPU whose fit others borrow comes before them.
