@@ -46,7 +46,7 @@ def backend_of(call: Call) -> str | None:
     return FUSED.get(call.name.removesuffix("_backward")) if "query" in call.named else None
 
 
-def asked_by(call: Call) -> AttentionInputs:
+def inputs_of(call: Call) -> AttentionInputs:
     """The arguments of SDPA that led to a recorded call. It has shared key heads only if they were allowed."""
     query, key, value = call["query"], call["key"], call["value"]
     mask = call.get("attn_bias")
@@ -56,102 +56,102 @@ def asked_by(call: Call) -> AttentionInputs:
     )
 
 
-def choose(asked: AttentionInputs, settings: TorchSettings, platform: Platform) -> str | None:
+def choose(inputs: AttentionInputs, settings: TorchSettings, platform: Platform) -> str | None:
     """The backend that runs; None if torch would raise an error."""
     cudnn_first = settings.sdpa_cudnn_first and prefers_cudnn(platform.gpu)
     order = (CUDNN, FLASH, EFFICIENT, MATH) if cudnn_first else (FLASH, EFFICIENT, MATH, CUDNN)
     enabled = {backend: getattr(settings, f"sdpa_{backend}") for backend in order}
-    return next((each for each in order if enabled[each] and _runs(each, asked, settings, platform.capability)), None)
+    return next((each for each in order if enabled[each] and _runs(each, inputs, settings, platform.capability)), None)
 
 
-def _runs(backend: str, asked: AttentionInputs, settings: TorchSettings, capability: int) -> bool:
+def _runs(backend: str, inputs: AttentionInputs, settings: TorchSettings, capability: int) -> bool:
     if backend == MATH:
         return True
     runs = {CUDNN: _cudnn_runs, FLASH: _flash_runs, EFFICIENT: _efficient_runs}[backend]
-    return _dense(asked) and runs(asked, settings, capability)
+    return _dense(inputs) and runs(inputs, settings, capability)
 
 
-def _dense(asked: AttentionInputs) -> bool:
-    tensors = (asked.query, asked.key, asked.value)
+def _dense(inputs: AttentionInputs) -> bool:
+    tensors = (inputs.query, inputs.key, inputs.value)
     if any(len(tensor.sizes) != 4 for tensor in tensors) or len({tensor.sizes[0] for tensor in tensors}) > 1:
         return False
-    return asked.query.sizes[2] != 0 and asked.key.sizes[2] != 0
+    return inputs.query.sizes[2] != 0 and inputs.key.sizes[2] != 0
 
 
-def _heads_match(asked: AttentionInputs, shared: bool, alike: bool = True) -> bool:
+def _heads_match(inputs: AttentionInputs, shared: bool, alike: bool = True) -> bool:
     """`shared`: the backend accepts fewer key heads than query heads; `alike`: but needs as many value heads as key heads."""
-    query, key, value = (tensor.sizes[1] for tensor in (asked.query, asked.key, asked.value))
-    if not (asked.gqa and shared):
+    query, key, value = (tensor.sizes[1] for tensor in (inputs.query, inputs.key, inputs.value))
+    if not (inputs.gqa and shared):
         return query == key == value
     return min(key, value) > 0 and query % key == 0 and query % value == 0 and (key == value or not alike)
 
 
-def _last_is_packed(asked: AttentionInputs, one_is_fine: bool) -> bool:
-    packed = all(tensor.strides[-1] == 1 for tensor in (asked.query, asked.key, asked.value))
-    packed = packed or (one_is_fine and asked.query.sizes[-1] == 1)
-    return packed and (asked.mask is None or asked.mask.strides[-1:] in ((), (1,)))
+def _last_is_packed(inputs: AttentionInputs, one_is_fine: bool) -> bool:
+    packed = all(tensor.strides[-1] == 1 for tensor in (inputs.query, inputs.key, inputs.value))
+    packed = packed or (one_is_fine and inputs.query.sizes[-1] == 1)
+    return packed and (inputs.mask is None or inputs.mask.strides[-1:] in ((), (1,)))
 
 
-def _one_dtype(asked: AttentionInputs, *allowed: str) -> bool:
-    return asked.query.dtype == asked.key.dtype == asked.value.dtype and asked.query.dtype in allowed
+def _one_dtype(inputs: AttentionInputs, *allowed: str) -> bool:
+    return inputs.query.dtype == inputs.key.dtype == inputs.value.dtype and inputs.query.dtype in allowed
 
 
-def _low_precision(asked: AttentionInputs, capability: int) -> bool:
-    return _one_dtype(asked, *HALVES) if capability >= 80 else _one_dtype(asked, "Half")
+def _low_precision(inputs: AttentionInputs, capability: int) -> bool:
+    return _one_dtype(inputs, *HALVES) if capability >= 80 else _one_dtype(inputs, "Half")
 
 
-def _flash_runs(asked: AttentionInputs, settings: TorchSettings, capability: int) -> bool:
-    head = asked.query.sizes[-1]
-    if asked.mask is not None or asked.key.sizes[-1] != head or asked.value.sizes[-1] != head or head > 256:
+def _flash_runs(inputs: AttentionInputs, settings: TorchSettings, capability: int) -> bool:
+    head = inputs.query.sizes[-1]
+    if inputs.mask is not None or inputs.key.sizes[-1] != head or inputs.value.sizes[-1] != head or head > 256:
         return False
     if not 80 <= capability <= 121:
         return False
     small_shared_memory = 86 <= capability <= 89 or capability >= 120
-    if small_shared_memory and not (head <= 192 or (asked.dropout == 0.0 and head > 224)):
+    if small_shared_memory and not (head <= 192 or (inputs.dropout == 0.0 and head > 224)):
         return False
-    if asked.causal and asked.query.sizes[2] != asked.key.sizes[2]:
+    if inputs.causal and inputs.query.sizes[2] != inputs.key.sizes[2]:
         return False
-    return _low_precision(asked, capability) and _heads_match(asked, shared=True) and _last_is_packed(asked, True)
+    return _low_precision(inputs, capability) and _heads_match(inputs, shared=True) and _last_is_packed(inputs, True)
 
 
-def _efficient_runs(asked: AttentionInputs, settings: TorchSettings, capability: int) -> bool:
+def _efficient_runs(inputs: AttentionInputs, settings: TorchSettings, capability: int) -> bool:
     if not 50 <= capability <= 121:
         return False
-    half = asked.query.dtype in HALVES
+    half = inputs.query.dtype in HALVES
     alignment = 4 if capability >= 80 else 1
     if capability >= 80 or (capability >= 70 and half):  # tensor cores
         alignment = max(alignment, 128 // (16 if half else 32))
-    head, value_head = asked.query.sizes[-1], asked.value.sizes[-1]
-    if asked.key.sizes[-1] != head or head % alignment or head <= 0 or value_head % alignment or value_head <= 0:
+    head, value_head = inputs.query.sizes[-1], inputs.value.sizes[-1]
+    if inputs.key.sizes[-1] != head or head % alignment or head <= 0 or value_head % alignment or value_head <= 0:
         return False
-    if not _heads_match(asked, shared=False) or not _last_is_packed(asked, False):
+    if not _heads_match(inputs, shared=False) or not _last_is_packed(inputs, False):
         return False
-    return _one_dtype(asked, "Half", "Float", *(["BFloat16"] if capability >= 80 else []))
+    return _one_dtype(inputs, "Half", "Float", *(["BFloat16"] if capability >= 80 else []))
 
 
-def _cudnn_runs(asked: AttentionInputs, settings: TorchSettings, capability: int) -> bool:
-    if not 80 <= capability <= 121 or settings.deterministic or not _low_precision(asked, capability):
+def _cudnn_runs(inputs: AttentionInputs, settings: TorchSettings, capability: int) -> bool:
+    if not 80 <= capability <= 121 or settings.deterministic or not _low_precision(inputs, capability):
         return False
-    if not _mask_fits(asked) or (asked.dropout * 16.0) % 1.0:
+    if not _mask_fits(inputs) or (inputs.dropout * 16.0) % 1.0:
         return False
-    if not _heads_match(asked, shared=True, alike=False) or not _last_is_packed(asked, True):
+    if not _heads_match(inputs, shared=True, alike=False) or not _last_is_packed(inputs, True):
         return False
-    head, value_head = asked.query.sizes[-1], asked.value.sizes[-1]
+    head, value_head = inputs.query.sizes[-1], inputs.value.sizes[-1]
     limit = 256 if capability == 90 else 128
     if capability // 10 == 10 and (head, value_head) == (192, 128):
         limit = 192
     if head > limit or value_head > limit or head % 8 or value_head % 8:
         return False
-    queries, keys = asked.query.sizes[2], asked.key.sizes[2]
-    return keys != 1 and not (asked.dropout != 0.0 and queries == 1)
+    queries, keys = inputs.query.sizes[2], inputs.key.sizes[2]
+    return keys != 1 and not (inputs.dropout != 0.0 and queries == 1)
 
 
-def _mask_fits(asked: AttentionInputs) -> bool:
-    if asked.mask is None:
+def _mask_fits(inputs: AttentionInputs) -> bool:
+    if inputs.mask is None:
         return True
-    batch, heads, queries, _ = asked.query.sizes
-    wanted = (batch, heads, queries, asked.key.sizes[2])
-    sizes = asked.mask.sizes
+    batch, heads, queries, _ = inputs.query.sizes
+    wanted = (batch, heads, queries, inputs.key.sizes[2])
+    sizes = inputs.mask.sizes
     return len(sizes) in (2, 4) and all(a in (1, b) for a, b in zip(sizes, wanted[-len(sizes) :], strict=True))
 
 
@@ -159,17 +159,17 @@ def _mask_fits(asked: AttentionInputs) -> bool:
 class Change:
     """Attention that runs in another way on another GPU, which the recorded trace cannot show."""
 
-    asked: AttentionInputs
+    inputs: AttentionInputs
     recorded: str
     wanted: str | None
 
     def __str__(self) -> str:
-        shape = "x".join(map(str, self.asked.query.sizes))
+        shape = "x".join(map(str, self.inputs.query.sizes))
         ran = "as separate ops" if self.recorded == MATH else f"by its {self.recorded} kernel"
         would = {None: "nothing could run it", MATH: "it runs as separate ops"}.get(
             self.wanted, f"its {self.wanted} kernel runs"
         )
-        return f"attention of {shape} {self.asked.query.dtype} ran {ran} where it was recorded, and there {would}"
+        return f"attention of {shape} {self.inputs.query.dtype} ran {ran} where it was recorded, and there {would}"
 
 
 def changes(calls: Sequence[Call], platform: Platform) -> list[Change]:
@@ -178,14 +178,14 @@ def changes(calls: Sequence[Call], platform: Platform) -> list[Change]:
     for call in calls:
         if call.op == CHOICE:
             query, key, value, mask, dropout, causal, gqa, number = call.arguments
-            asked, recorded = AttentionInputs(query, key, value, mask, dropout, causal, gqa), BACKENDS[number]
+            inputs, recorded = AttentionInputs(query, key, value, mask, dropout, causal, gqa), BACKENDS[number]
         elif (backend := backend_of(call)) is not None:
-            asked, recorded = asked_by(call), backend
+            inputs, recorded = inputs_of(call), backend
         else:
             continue
-        wanted = choose(asked, call.settings, platform)
+        wanted = choose(inputs, call.settings, platform)
         if (recorded == MATH) != (wanted in (MATH, None)):
-            found.append(Change(asked, recorded, wanted))
+            found.append(Change(inputs, recorded, wanted))
     return found
 
 
@@ -195,7 +195,7 @@ def changes_layout(call: Call, platform: Platform) -> bool:
     backend = backend_of(call)
     if backend is None or call.name.endswith("_backward"):
         return False
-    wanted = choose(asked_by(call), call.settings, platform)
+    wanted = choose(inputs_of(call), call.settings, platform)
     if wanted == MATH or (backend == EFFICIENT) == (wanted == EFFICIENT):
         return False
     query: Tensor = call["query"]
@@ -215,7 +215,7 @@ def settled(call: Call, platform: Platform) -> Call:
     """The call as it is recorded. If its switches would lead to another backend on this GPU (because it was chosen earlier or called
     by name), only its own backend is switched on, so that it stays the same on every GPU."""
     backend = backend_of(call)
-    if backend is None or choose(asked_by(call), call.settings, platform) == backend:
+    if backend is None or choose(inputs_of(call), call.settings, platform) == backend:
         return call
     fixed = {f"sdpa_{each}": each == backend for each in (FLASH, EFFICIENT, CUDNN, MATH)}
     return replace(call, settings=replace(call.settings, **fixed))
@@ -226,7 +226,7 @@ def on(call: Call, platform: Platform) -> Call | None:
     backend = backend_of(call)
     if backend is None:
         return None
-    chosen = choose(asked_by(call), call.settings, platform)
+    chosen = choose(inputs_of(call), call.settings, platform)
     if chosen == backend:
         return call
     if chosen not in (FLASH, EFFICIENT, CUDNN):

@@ -73,8 +73,8 @@ def _broadcast(indices: list[Tensor]) -> list[Tensor]:
     for index in indices:
         missing = len(shape) - len(index.sizes)
         sizes, strides = (1,) * missing + index.sizes, (0,) * missing + index.strides
-        there = tuple(0 if a != b else s for a, b, s in zip(sizes, shape, strides, strict=True))
-        each.append(index._replace(sizes=shape, strides=there))
+        expanded = tuple(0 if a != b else s for a, b, s in zip(sizes, shape, strides, strict=True))
+        each.append(index._replace(sizes=shape, strides=expanded))
     return each
 
 

@@ -81,10 +81,10 @@ def predict(op: str, nbytes: Any, placement: Placement, cluster: Cluster, *, sib
         sizes = np.full_like(sizes, BARRIER_BYTES)
     if placement.ranks == 1:
         return _alone(op, sizes, cluster.gpu)
-    asked = np.maximum(sizes, 1)
+    effective = np.maximum(sizes, 1)
     if op in WHOLE:
-        asked = asked * placement.ranks / (placement.ranks - 1 + OWN_PART)
-    time, known, name = _answer(MODEL_OF[op], asked, placement, cluster, siblings)
+        effective = effective * placement.ranks / (placement.ranks - 1 + OWN_PART)
+    time, known, name = _answer(MODEL_OF[op], effective, placement, cluster, siblings)
     if op in LIKENED:
         known = np.maximum(known, Provenance.EXTRAPOLATED)
     return Durations.of(np.where(sizes == 0, 0.0, time), known, name)
@@ -196,13 +196,13 @@ def find_inside(gpu: Gpu, link: Link, op: str, topology: Topology) -> FoundModel
         other = find_gpu(name)
         return name != gpu.name, _reach(default_node(other).topology) != _reach(topology), distance(gpu, other), name
 
-    for told in (op, STANDS_IN.get(op, op)):
-        key = f"{link} {told}"
+    for model_op in (op, STANDS_IN.get(op, op)):
+        key = f"{link} {model_op}"
         known = [name for name, profile in shipped(FAMILY).items() if key in profile.models and name in gpus()]
         lenders = [name for name in known if name == gpu.name or name not in POOR_LENDERS]
         if lenders:
             name = min(lenders, key=unlike)
-            return FoundModel(name, key, name == gpu.name and told == op)
+            return FoundModel(name, key, name == gpu.name and model_op == op)
     return None
 
 
@@ -216,7 +216,7 @@ def find_outside(network: Network, op: str, *, racks: bool = False) -> FoundMode
     `racks`: between NVLink domains of several nodes, if those were measured.
     """
     known = catalog().networks
-    keys = [f"racks {op}"] * racks + [f"network {told}" for told in (op, STANDS_IN.get(op, op))]
+    keys = [f"racks {op}"] * racks + [f"network {model_op}" for model_op in (op, STANDS_IN.get(op, op))]
     for key in keys:
         lenders = [name for name, profile in shipped(FAMILY).items() if key in profile.models and name in known]
         if lenders:

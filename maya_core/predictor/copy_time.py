@@ -42,7 +42,7 @@ def predict(gpu: Gpu, direction: str, nbytes: np.ndarray, pinned: bool = True) -
 
 
 class Copies(Family[kernel.Copy]):
-    name, title, telling = "copy", "copies", -1
+    name, title, precedence = "copy", "copies", -1
 
     def predict(self, kernels: Sequence[kernel.Copy]) -> Durations:
         return by_model(kernels, lambda direction, those: predict(self.gpu, direction, Columns(those).bytes))

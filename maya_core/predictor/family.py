@@ -51,7 +51,7 @@ class Family(Generic[K]):
     name: ClassVar[str]
     title: ClassVar[str]  # the name for people
     compute_bound: ClassVar[bool] = False  # it multiplies: clocks, power and compute factors change its duration
-    telling: ClassVar[int] = 0  # an op with kernels of several families counts for the family with the highest value
+    precedence: ClassVar[int] = 0  # an op with kernels of several families counts for the family with the highest value
 
     def __init__(self, target: Target) -> None:
         self.target = target

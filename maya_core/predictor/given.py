@@ -13,7 +13,7 @@ from maya_core.predictor.family import Family
 
 
 class IncludedKernels(Family[kernel.Included]):
-    name, title, telling = "included", "with another kernel", -4
+    name, title, precedence = "included", "with another kernel", -4
 
     def predict(self, kernels: Sequence[kernel.Included]) -> Durations:
         return Durations.of(np.zeros(len(kernels)), Provenance.INTERPOLATED, "with another kernel")

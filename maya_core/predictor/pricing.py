@@ -62,7 +62,7 @@ class TraceDurations:
 def family_of(kernels: Sequence[Kernel]) -> str:
     """The most characteristic family among an op's kernels."""
     names = [kernel.family for kernel in kernels]
-    return max(names, key=lambda name: FAMILIES[name].telling, default="memory")
+    return max(names, key=lambda name: FAMILIES[name].precedence, default="memory")
 
 
 def durations_of(

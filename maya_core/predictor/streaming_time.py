@@ -209,7 +209,7 @@ def table(those: Columns) -> np.ndarray:
 
 
 class MemoryBound(Family[kernel.Streaming]):
-    name, title, telling = "memory", "memory-bound", -2
+    name, title, precedence = "memory", "memory-bound", -2
 
     def predict(self, kernels: Sequence[kernel.Streaming]) -> Durations:
         return by_model(kernels, lambda pattern, those: predict(self.gpu, pattern, table(Columns(those))))
@@ -233,7 +233,7 @@ class GeneratedKernels(Family[kernel.Generated]):
 class UnknownKernels(Family[kernel.Unknown]):
     """Kernels of ops without a description: streaming of their bytes, which is a lower bound."""
 
-    name, title, telling = "unknown", "not described", -3
+    name, title, precedence = "unknown", "not described", -3
 
     def predict(self, kernels: Sequence[kernel.Unknown]) -> Durations:
         those = Columns(kernels)

@@ -81,7 +81,7 @@ struct Lane {
 };
 
 struct Meeting {
-  int32_t come = 0;
+  int32_t arrived = 0;
   double left = 0, rate = 0, since = 0;
   uint32_t stamp = 0;
   std::vector<int64_t> waiting;  // items
@@ -219,7 +219,7 @@ class Clock {
     else awaited_[tail] = int32_t(rank), ++host.waits_for;
   }
 
-  void let_go(int64_t rank, double now) {
+  void release_host(int64_t rank, double now) {
     if (--hosts_[rank].waits_for == 0) foresee(std::max(now, hosts_[rank].clock), kHost, rank);
     else hosts_[rank].clock = std::max(hosts_[rank].clock, now);
   }
@@ -275,11 +275,11 @@ class Clock {
     over_[item] = 1;
     lane.head = next_[item];
     --lane.queued;
-    if (lane.host != kNone) let_go(std::exchange(lane.host, kNone), now);
-    if (awaited_[item] != kNone) let_go(awaited_[item], now);
+    if (lane.host != kNone) release_host(std::exchange(lane.host, kNone), now);
+    if (awaited_[item] != kNone) release_host(awaited_[item], now);
   }
 
-  void go_on(int64_t item, double now) {
+  void finish_and_advance(int64_t item, double now) {
     finish(item, now);
     lanes_[job_.lane[item]].busy = false;
     advance(job_.lane[item], now);
@@ -290,7 +290,7 @@ class Clock {
     event.over = true;
     event.at = now;
     for (int32_t lane : event.lanes) foresee(now, kLane, lane);
-    for (int32_t rank : event.hosts) let_go(rank, now);
+    for (int32_t rank : event.hosts) release_host(rank, now);
     event.lanes.clear(), event.hosts.clear();
   }
 
@@ -309,7 +309,7 @@ class Clock {
     auto& device = devices_[job_.device_of[number]];
     std::erase(device.computing, number);
     pace_compute(device, now);
-    go_on(lanes_[number].head, now);
+    finish_and_advance(lanes_[number].head, now);
   }
 
   void pace_compute(Device& device, double now) {
@@ -339,19 +339,19 @@ class Clock {
       out_.met[next] = now;
       foresee(now + job_.work_s[next], kCopied, engine.front());
     }
-    go_on(lanes_[number].head, now);
+    finish_and_advance(lanes_[number].head, now);
   }
 
   // ---- meetings ----
   void arrive(int64_t item, double now) {
     parts_left_[item] = int32_t(job_.first_part[item + 1] - job_.first_part[item]);
-    if (parts_left_[item] == 0) return go_on(item, now);
+    if (parts_left_[item] == 0) return finish_and_advance(item, now);
     const int32_t device = job_.device_of[job_.lane[item]];
     for (int64_t part = job_.first_part[item]; part < job_.first_part[item + 1]; ++part) {
       const int32_t number = job_.meeting[part];
       if (job_.waits[part]) meetings_[number].waiting.push_back(item);
       else foresee(now + job_.meeting_s[number], kLeft, item);
-      come(number, device, now);
+      join(number, device, now);
     }
   }
 
@@ -363,21 +363,21 @@ class Clock {
     awaited_[item] = int32_t(rank);
     // This host is ahead of the clock: the others may have arrived later than it, or may arrive later still.
     meetings_[number].since = std::max(meetings_[number].since, hosts_[rank].clock);
-    come(number, kNone, meetings_[number].since);
+    join(number, kNone, meetings_[number].since);
   }
 
-  void come(int32_t number, int32_t device, double now) {
+  void join(int32_t number, int32_t device, double now) {
     Meeting& meeting = meetings_[number];
     if (device != kNone) meeting.devices.push_back(device);
-    if (++meeting.come < job_.members[number]) return;
+    if (++meeting.arrived < job_.members[number]) return;
     meeting.left = job_.meeting_s[number];
     meeting.since = now;
     for (int64_t item : meeting.waiting) out_.met[item] = now;
     for (int32_t each : meeting.devices) {
-      Device& there = devices_[each];
-      there.meetings[job_.link[number]].push_back(number);
-      there.pressure += job_.pressure[number];
-      pace_compute(there, now);
+      Device& at = devices_[each];
+      at.meetings[job_.link[number]].push_back(number);
+      at.pressure += job_.pressure[number];
+      pace_compute(at, now);
     }
     if (meeting.devices.empty()) pace_meeting(number, now);
     for (int32_t each : meeting.devices) pace_meetings(devices_[each].meetings[job_.link[number]], now);
@@ -404,13 +404,13 @@ class Clock {
   void meeting_over(int32_t number, double now) {
     Meeting& meeting = meetings_[number];
     for (int32_t each : meeting.devices) {
-      Device& there = devices_[each];
-      std::erase(there.meetings[job_.link[number]], number);
-      there.pressure = there.meetings[0].empty() && there.meetings[1].empty() && there.meetings[2].empty()
-                           ? 0
-                           : there.pressure - job_.pressure[number];
-      pace_compute(there, now);
-      pace_meetings(there.meetings[job_.link[number]], now);
+      Device& at = devices_[each];
+      std::erase(at.meetings[job_.link[number]], number);
+      at.pressure = at.meetings[0].empty() && at.meetings[1].empty() && at.meetings[2].empty()
+                        ? 0
+                        : at.pressure - job_.pressure[number];
+      pace_compute(at, now);
+      pace_meetings(at.meetings[job_.link[number]], now);
     }
     for (int64_t item : meeting.waiting) part_over(item, now);
     meeting.waiting.clear(), meeting.waiting.shrink_to_fit();
@@ -419,9 +419,9 @@ class Clock {
   void part_over(int64_t item, double now) {
     if (job_.kind[item] == kHostMeet) {
       out_.over[item] = now;
-      return let_go(awaited_[item], now);
+      return release_host(awaited_[item], now);
     }
-    if (--parts_left_[item] == 0) go_on(item, now);
+    if (--parts_left_[item] == 0) finish_and_advance(item, now);
   }
 
   const Job& job_;

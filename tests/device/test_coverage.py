@@ -1,4 +1,4 @@
-"""The models, precisions, optimizers and habits of training code that have to run, with the numbers they must give."""
+"""Models, precisions, optimizers and common training code must run under emulation, and give the expected numbers."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_resnet_and_lstm_train() -> None:
         assert all(p.grad is None for p in model.parameters())
         ops = {job.trace.calls[s].op for s in job.trace.ops["subject"]}
         assert ops & {"aten::convolution_backward", "aten::_cudnn_rnn_backward"}
-        assert len(job.prediction.caveats) == 1  # what cuDNN takes beyond its results is said not to be known
+        assert len(job.prediction.caveats) == 1  # the workspace of cuDNN is reported as unknown
 
 
 def test_resnet_keeps_channels_last() -> None:

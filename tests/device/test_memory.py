@@ -1,4 +1,4 @@
-"""The caching allocator as programs see it: sizes, pools, statistics, snapshots, and running out."""
+"""The caching allocator from the program's view: sizes, pools, statistics, snapshots, and running out of memory."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ def test_sizes_are_rounded_and_pooled(device: EmulatedDevice) -> None:
     assert (torch.cuda.memory_allocated(), torch.cuda.memory_reserved()) == (512, 2 * MIB)
     large = torch.empty(MIB + 1, dtype=torch.uint8, device="cuda")  # past 1 MiB: from a segment of 20 MiB
     assert torch.cuda.memory_reserved() == 22 * MIB
-    huge = torch.empty(
-        21 * MIB, dtype=torch.uint8, device="cuda"
-    )  # more than is left of it: one of its own, in steps of 2 MiB
+    # More than is left of that segment, so it gets its own, in steps of 2 MiB.
+    huge = torch.empty(21 * MIB, dtype=torch.uint8, device="cuda")
     assert torch.cuda.memory_reserved() == 44 * MIB
     del small, large, huge
     assert torch.cuda.memory_allocated() == 0
@@ -54,9 +53,8 @@ def test_out_of_memory_has_pytorchs_wording_and_can_be_survived(device: Emulated
     ):
         torch.empty(20 * 2**30, dtype=torch.uint8, device="cuda")
     del held
-    assert (
-        torch.empty(20 * 2**30, dtype=torch.uint8, device="cuda").numel() == 20 * 2**30
-    )  # after freeing what is cached
+    # The allocator frees its cache first.
+    assert torch.empty(20 * 2**30, dtype=torch.uint8, device="cuda").numel() == 20 * 2**30
     assert torch.cuda.memory_stats()["num_ooms"] == 1
 
 

@@ -1,4 +1,4 @@
-"""The user's own file: what it can do, where it is looked for, and what is said when it is wrong."""
+"""The user's own hardware file: what it can change, where it is found, and the messages for mistakes in it."""
 
 from __future__ import annotations
 

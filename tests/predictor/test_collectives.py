@@ -1,4 +1,4 @@
-"""Collectives: where groups sit, what links and sharing do to them, and that durations grow as physics has it."""
+"""Collectives: the placement of groups, the effect of links and sharing, and plausible growth of durations."""
 
 import numpy as np
 import pytest
@@ -180,7 +180,7 @@ def test_a_batch_of_thousands_is_priced_at_once_and_as_each_alone() -> None:
     placements = [groups[index % 3] for index in range(6000)]
     found = seconds(ops, sizes, placements, machine)
     few, many = (python_calls(lambda n=n: seconds(ops[:n], sizes[:n], placements[:n], machine)) for n in (60, 6000))
-    assert many < 2 * few  # what a call costs by itself is next to nothing
+    assert many < 2 * few  # an additional call costs next to nothing
     for index in (0, 17, 5999):
         one = predict(ops[index], sizes[index], placements[index], machine)
         assert found.seconds[index] == one.seconds[0]
@@ -223,8 +223,8 @@ def test_more_bytes_take_longer_within_a_node(gpu: str) -> None:
 
 @pytest.mark.parametrize("gpu", ["a100", "h100", "b200", "gb200", "l40s", "rtx-pro-6000", "rtx-4090"])
 def test_more_ranks_take_longer_within_an_island(gpu: str) -> None:
-    """For the same whole buffer. Switches that reduce make eight ranks up to a tenth faster than four; broadcast and reduce
-    pass every byte along whatever the number of ranks, so nothing is claimed of them."""
+    """For the same whole buffer. With switches that reduce, eight ranks are up to a tenth faster than four. Broadcast and reduce pass on every
+    byte whatever the number of ranks, so they are not tested."""
     machine = cluster(gpu, nodes=18) if gpu == "gb200" else cluster(gpu)
     counts = [2**power for power in range(1, 7) if 2**power <= max(machine.gpus_per_node, machine.nvlink_domain)]
     for op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):

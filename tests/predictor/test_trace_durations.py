@@ -1,4 +1,4 @@
-"""A real run's trace, priced: `maya run`, then `maya kernels` on what it left."""
+"""Durations of a real run's trace: `maya run`, then `maya kernels` on its folder."""
 
 from __future__ import annotations
 

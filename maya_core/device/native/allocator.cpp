@@ -150,19 +150,21 @@ Pool& CachingAllocator::State::pool_for(int64_t size, StreamId stream) {
 bool CachingAllocator::State::find_free(Request& request) {
   Pool& pool = *request.pool;
   if (collects_garbage()) ++pool.searches;
-  auto ours = [&](FreeBlocks::iterator it) { return it != pool.free.end() && it->block->stream == request.stream; };
+  auto same_stream = [&](FreeBlocks::iterator it) {
+    return it != pool.free.end() && it->block->stream == request.stream;
+  };
 
   auto it = pool.first_fit(request.stream, request.size);
-  if (!ours(it)) return false;
+  if (!same_stream(it)) return false;
   if (it->block->expandable && request.expandable) {
     for (auto next = std::next(it);
-         it->block->expandable && ours(next) && reachable_size(next->block) < reachable_size(it->block); ++next)
+         it->block->expandable && same_stream(next) && reachable_size(next->block) < reachable_size(it->block); ++next)
       it = next;
   } else if (it->block
                  ->expandable) {  // expandable segments were turned off in the meantime: only ordinary blocks qualify
     do ++it;
-    while (ours(it) && it->block->expandable);
-    if (!ours(it)) return false;
+    while (same_stream(it) && it->block->expandable);
+    if (!same_stream(it)) return false;
   }
 
   // An oversize block is never split, so it serves only requests that nearly fill it.

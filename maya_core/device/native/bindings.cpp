@@ -483,9 +483,9 @@ void bind_op_tables(py::module_& m) {
   m.def("set_default_settings", &set_default_settings);
   m.def("set_op_values", [](const std::map<std::string, std::tuple<int, bool, bool, bool, bool>>& given) {
     std::unordered_map<std::string, OpValues> table;
-    for (const auto& [name, said] : given)
-      table[name] = {Assume(std::get<0>(said)), std::get<1>(said), std::get<2>(said), std::get<3>(said),
-                     std::get<4>(said)};
+    for (const auto& [name, declared] : given)
+      table[name] = {Assume(std::get<0>(declared)), std::get<1>(declared), std::get<2>(declared), std::get<3>(declared),
+                     std::get<4>(declared)};
     set_op_values(std::move(table));
   });
   // Numbers that Python has, too; a test checks that they agree.

@@ -604,7 +604,7 @@ class Communicator : public c10d::Backend {
   }
 
   // Releases tensors of works that nobody will wait for: in ProcessGroupNCCL the watchdog has seen them complete.
-  void let_go() {
+  void release_finished() {
     std::vector<std::shared_ptr<Shelf>> done;  // destroyed after the lock is released: tensors may hold Python objects
     std::lock_guard lock(mutex_);
     for (auto& shelf : in_flight_)
@@ -657,14 +657,14 @@ class Communicator : public c10d::Backend {
       return async ? work : nullptr;
     }
     if (!async) {
-      let_go();
+      release_finished();
       if (settle) settle();
       return nullptr;
     }
     if (settle) work->settle_.push_back(std::move(settle));
     work->end.record(stream);
     work->complete();
-    let_go();
+    release_finished();
     std::lock_guard lock(mutex_);
     in_flight_.push_back(work->shelf);
     return work;
@@ -710,7 +710,7 @@ class Communicator : public c10d::Backend {
     if (!group->holds_group) recorder().add(EventKind::GroupEnd, group->device, group->stream->id(), number());
     for (auto& receive : group->receives)
       if (auto settle = receive()) group->settle.push_back(std::move(settle));
-    if (!group->holds_group) let_go();
+    if (!group->holds_group) release_finished();
     if (!group->async) {
       for (auto& settle : group->settle) settle();
       return nullptr;
@@ -782,7 +782,7 @@ class Communicator : public c10d::Backend {
     c10::StreamGuard on_stream(own.stream);
     work->end.record(own.stream);
     work->complete();
-    let_go();
+    release_finished();
     return work;
   }
 

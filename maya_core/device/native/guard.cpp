@@ -267,7 +267,7 @@ bool is_current(const CachingAllocator* one) {
 int current_device() { return this_device; }
 void set_current_device(int device) {
   TORCH_CHECK(device >= 0 && device < the_config.count, "CUDA error: invalid device ordinal\nDevice ", device,
-              " was asked for, and ", the_config.count, " ", the_config.count == 1 ? "is" : "are", " emulated.");
+              " was requested, but only ", the_config.count, the_config.count == 1 ? " is" : " are", " emulated.");
   this_device = device;
 }
 c10::StreamId current_stream(int device) { return this_stream[device]; }

@@ -65,10 +65,10 @@ Tensor& copy_(Tensor& to, const Tensor& from, bool non_blocking) {
     return to;
   }
   if (needs_staging(to, from)) {  // as in ATen: convert and pack on the source's side, copy, unpack on the target's
-    Tensor there = to.is_contiguous() ? to : at::empty_like(to, at::MemoryFormat::Contiguous);
-    Tensor here = from.to(to.scalar_type()).expand_as(to).contiguous();
-    there.copy_(here, non_blocking);
-    if (!there.is_same(to)) to.copy_(there, non_blocking);
+    Tensor target = to.is_contiguous() ? to : at::empty_like(to, at::MemoryFormat::Contiguous);
+    Tensor source = from.to(to.scalar_type()).expand_as(to).contiguous();
+    target.copy_(source, non_blocking);
+    if (!target.is_same(to)) to.copy_(target, non_blocking);
     return to;
   }
   record_call("aten::copy_", {to, from}, {});

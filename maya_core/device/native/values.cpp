@@ -328,17 +328,17 @@ ValueTraits value_traits(const c10::OperatorHandle& op) {
   ValueTraits traits;
   const auto& schema = op.schema();
   const auto& full = schema.name();
-  const OpValues said = op_values(full, schema.overload_name());
+  const OpValues declared = op_values(full, schema.overload_name());
   const std::string name = full.substr(full.rfind(':') + 1);
-  traits.pointwise = op.hasTag(at::Tag::pointwise) || said.keeps_uniform;
+  traits.pointwise = op.hasTag(at::Tag::pointwise) || declared.keeps_uniform;
   traits.random = op.hasTag(at::Tag::nondeterministic_seeded);
-  traits.heavy = said.heavy;
-  traits.assume = said.assume;
+  traits.heavy = declared.heavy;
+  traits.assume = declared.assume;
   bool takes_generator = false;
   for (const auto& argument : schema.arguments()) {
     const bool written = argument.alias_info() && argument.alias_info()->isWrite();
     traits.written.push_back(written);
-    traits.only_written.push_back(argument.is_out() || (written && said.only_writes));
+    traits.only_written.push_back(argument.is_out() || (written && declared.only_writes));
     if (argument.name() == "dim") traits.dim_argument = int(traits.written.size()) - 1;
     takes_generator = takes_generator || contains(argument.type()->str(), "Generator");
   }
@@ -354,7 +354,7 @@ HostRun compute_on_host(const c10::OperatorHandle& op, const ValueTraits& traits
   bool floats = false, all_uniform = true;
   for (size_t i = 0; i < arguments.size(); i++) {
     const bool only_written = traits.only_written[i], written = traits.written[i];
-    const bool go_on = each_tensor(arguments[i], [&](const at::Tensor& tensor) {
+    const bool all_known = each_tensor(arguments[i], [&](const at::Tensor& tensor) {
       if (!tensor.is_cuda()) {
         elements += tensor.numel();
         return tensor.is_cpu();
@@ -372,7 +372,7 @@ HostRun compute_on_host(const c10::OperatorHandle& op, const ValueTraits& traits
           written && tensor.has_storage() ? int64_t(tensor.storage().nbytes() / tensor.element_size()) : tensor.numel();
       return true;
     });
-    if (!go_on) return HostRun::NotKnown;
+    if (!all_known) return HostRun::NotKnown;
   }
   OnHost on_host;
   const int64_t limit = traits.heavy ? 4096 : floats ? kKnownFloats : kKnownIntegers;

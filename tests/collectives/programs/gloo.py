@@ -1,4 +1,4 @@
-"""A gloo group over CPU tensors beside an NCCL one. Every rank checks what it got."""
+"""A gloo group for CPU tensors beside an NCCL one. Every rank checks its results."""
 
 import os
 from datetime import timedelta
