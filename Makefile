@@ -10,6 +10,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+CPP := $(wildcard maya_core/device/native/*.cpp maya_core/device/native/*.h maya_core/simulator/*.cpp)
 
 .PHONY: demo test test-fast docs lint format bench bench-worlds bench-predictor bench-simulator accuracy accuracy-megatron profiles golden clean
 
@@ -29,12 +30,14 @@ docs: $(INSTALLED)
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
 	PYTHONPATH=.:integrations $(BIN)/lint-imports --no-logo
 	$(BIN)/mypy || { test $$? -eq 2 && $(BIN)/mypy; }  # 2: mypy itself crashed, as it did once in ten runs without a cache
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP)
 
 bench: $(INSTALLED)
 	$(BIN)/python tests/benchmarks/bench_device.py

@@ -17,6 +17,12 @@ from pathlib import Path
 
 from maya_core.errors import MayaError
 
+WARNINGS = (
+    "-Wall",
+    "-Wextra",
+    "-Wshadow",
+)  # of our own code: headers of torch and Python are system headers to the compiler
+
 
 def cache_folder() -> Path:
     """The folder of binaries: `MAYA_CACHE_DIR`, or else the user's cache folder."""
@@ -36,7 +42,10 @@ def compiler() -> str:
 
 
 def run_compiler(arguments: list[str], what: str) -> None:
-    command = [compiler(), *arguments]
+    """Runs the compiler, on `what` for the error message. `MAYA_WARNINGS_AS_ERRORS=1`, which the tests set, makes a warning fail
+    the build; it is no part of a binary's key, because it does not change the binary."""
+    strict = ["-Werror"] if os.environ.get("MAYA_WARNINGS_AS_ERRORS") == "1" else []
+    command = [compiler(), *arguments, *strict]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise MayaError(f"{what} did not compile.", f"Command: {' '.join(command)}\n{done.stderr.strip()[-4000:]}")

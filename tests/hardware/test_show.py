@@ -1,4 +1,4 @@
-"""`maya gpus`, and how a file of the user's own reaches programs that `maya run` starts."""
+"""`maya gpus`, and the user's own hardware file in programs that `maya run` starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real run's trace, priced: `maya run`, then `maya kernels` on what it left."""
+"""Durations of a real run's trace: `maya run`, then `maya kernels` on its folder."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ def test_a_step_takes_what_its_products_must_take_and_a_collective_what_nvlink_a
     nbytes = 2 * (1024 * 4096 * 2 + 3 * 4096 + 1024)
     assert 30e9 < 2 * 7 / 8 * nbytes / sum(entry.total for entry in gradients) < 300e9  # bus bandwidth
     assert max(gradients, key=lambda entry: entry.total).provenance is Provenance.INTERPOLATED
-    assert sum(shares(found).values()) == pytest.approx(1)
+    known = shares(found)
+    assert known[Provenance.MEASURED] == known[Provenance.BOUND] == 0
+    assert known[Provenance.INTERPOLATED] > 0.5
 
 
 def test_a_faster_gpu_is_faster_and_says_where_its_figures_come_from(job: JobTrace):
