@@ -9,9 +9,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from maya_core.hardware.host_costs import CALL_S, DISPATCH_S, NODE_BYTES_PER_S, TRITON_S, Host
-from maya_core.hardware.host_costs import KERNEL_GAP_S as KERNEL_GAP_S  # report/ imports these two from here
-from maya_core.hardware.host_costs import LAUNCH_S as LAUNCH_S
+from maya_core.hardware.host_costs import (
+    CALL_S,
+    DISPATCH_S,
+    KERNEL_GAP_S,
+    LAUNCH_S,
+    NODE_BYTES_PER_S,
+    TRITON_S,
+    Host,
+)
 from maya_core.predictor.pricing import TraceDurations
 from maya_core.trace.rank import RankTrace
 from maya_core.trace.schema import REPLAYED, EventKind, Phase
