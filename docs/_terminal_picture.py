@@ -6,6 +6,7 @@ python docs/_terminal_picture.py prediction.json docs/images/terminal.png     # 
 
 from __future__ import annotations
 
+import io
 import sys
 import tempfile
 from pathlib import Path
@@ -22,12 +23,12 @@ LINES = 30  # the rest of the output is tables
 
 
 def main(source: str, target: str) -> None:
-    console = Console(record=True, width=WIDTH, file=tempfile.TemporaryFile("w"), force_terminal=True)
+    console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
     console.print(render(read_prediction(Path(source))))
     lines = console.export_text(styles=True, clear=True).splitlines()[:LINES]
     from rich.text import Text
 
-    shown = Console(record=True, width=WIDTH, file=tempfile.TemporaryFile("w"), force_terminal=True)
+    shown = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
     shown.print(Text.from_ansi("\n".join(lines)))
     page = shown.export_html(theme=MONOKAI, inline_styles=True)
     with tempfile.TemporaryDirectory() as folder:

@@ -18,6 +18,8 @@ from maya_core.trace.job import read_job
 from maya_core.trace.rank import RankTrace
 from maya_core.trace.schema import EventKind
 
+pytestmark = pytest.mark.slow
+
 MAYA = str(Path(sys.executable).parent / "maya")
 ALL = tuple(range(8))
 

@@ -23,6 +23,8 @@ from maya_core.trace.job import JobTrace, read_job
 from maya_core.trace.rank import RankTrace
 from maya_core.trace.schema import EventKind
 
+pytestmark = pytest.mark.slow
+
 PROGRAMS = Path(__file__).parent / "programs"
 MAYA = str(Path(sys.executable).parent / "maya")
 NODES, RANKS = 2, 16

@@ -17,6 +17,8 @@ import maya_core
 from maya_core.trace.rank import RankTrace
 from maya_core.trace.schema import EventKind
 
+pytestmark = pytest.mark.slow
+
 MIB = 2**20
 TABLE = Path(__file__).parent / "data/oracle.csv"
 # One of each kind. The accuracy script compares all of them.

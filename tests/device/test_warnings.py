@@ -9,6 +9,8 @@ import pytest
 from maya_core.cpp_build import WARNINGS, run_compiler
 from maya_core.errors import MayaError
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_warning_is_an_error_only_where_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "unused.cpp"

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 FIGURES = list(csv.DictReader((HERE / "data/oracle_more.csv").open()))
 

@@ -16,6 +16,8 @@ from maya_core.api import what_if
 from maya_core.errors import MayaError
 from maya_core.trace.job import read_job
 
+pytestmark = pytest.mark.slow
+
 # Attention in bfloat16, or with key heads that queries share, runs as separate ops on a V100 and as one kernel everywhere else: a trace of the
 # one does not tell of the other.
 SEPARATE_ON_V100 = {"llama_compiled", "llama_fsdp2", "lora", "moe", "zero3"}

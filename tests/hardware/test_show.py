@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 MAYA = str(Path(sys.executable).parent / "maya")
 OWN = '[gpus.my-h100]\nbase = "h100"\npower_limit_w = 500\nmemory_bytes = "70GiB"\ndriver_name = "Mine"\n'
 

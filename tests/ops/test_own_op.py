@@ -14,6 +14,8 @@ from maya_core.ops.kernel import Streaming
 from maya_core.predictor.pricing import Predictor
 from maya_core.trace.rank import read_trace
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples/own_op.py"
 LONGEST = 20

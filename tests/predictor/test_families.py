@@ -15,6 +15,8 @@ from maya_core.predictor.attention_time import MODELS
 from maya_core.predictor.durations import Provenance
 from maya_core.predictor.pricing import Predictor
 
+pytestmark = pytest.mark.slow
+
 GPUS = sorted(gpus())
 DTYPES = ("bfloat16", "float16", "float32", "float8", "float64", "int8")
 SIZES = st.one_of(

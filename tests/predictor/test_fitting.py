@@ -24,6 +24,8 @@ from maya_core.predictor.gemm_time import FittedGemm
 from maya_core.predictor.lattice import Axis, Lattice, Surface, knot_sizes
 from maya_core.predictor.profile import SHIPPED, find_profile, read_profile, shipped
 
+pytestmark = pytest.mark.slow
+
 H100 = find_gpu("h100")
 
 

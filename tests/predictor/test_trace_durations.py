@@ -22,6 +22,8 @@ from maya_core.report.kernel_table import entries, shares
 from maya_core.trace.job import JobTrace, read_job
 from maya_core.trace.schema import EventKind
 
+pytestmark = pytest.mark.slow
+
 MAYA = [str(Path(sys.executable).with_name("maya"))]
 SCRIPT = """
 import os, torch, torch.distributed as dist

@@ -15,6 +15,8 @@ from compile_against_oracle import emulated
 
 from maya_core.cpp_build import cache_folder
 
+pytestmark = pytest.mark.slow
+
 with (Path(__file__).parent / "data/oracle.csv").open() as file:
     ORACLE = {row["script"]: row for row in csv.DictReader(file)}
 

@@ -21,6 +21,8 @@ from maya_core.trace.rank import RankTrace, read_trace
 from maya_core.trace.schema import EventKind
 from maya_core.trace.triton_kernel import TritonKernel
 
+pytestmark = pytest.mark.slow
+
 
 class Layer(nn.Module):
     def __init__(self, width: int) -> None:

@@ -20,6 +20,8 @@ from maya_core.trace.hangs import Hang, find_hangs
 from maya_core.trace.job import collate, read_job, trace_path, write_manifest
 from maya_core.trace.schema import EVENT, ON_HOST, EventKind
 
+pytestmark = pytest.mark.slow
+
 WORLD = ("nccl", "world")
 TORCH = Frame("/venv/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py", 2987, "all_reduce")
 MAIN, SIDE = 0, 1  # streams
