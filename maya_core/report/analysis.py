@@ -101,5 +101,5 @@ def _unexplained(job: JobTrace) -> list[str]:
     # Who takes no steps may wait for a rank that was stopped after enough of them.
     waiting = [trace for trace in job.ranks.values() if trace.steps or not stopped]
     reasons = sorted({trace.meta.get("hung", "") for trace in waiting} - {""})
-    advice = "If a rank that is not emulated would go on, emulate it too: --ranks all, or the ranks by number."
+    advice = "If a rank that was not emulated would end this wait, emulate it too: use --ranks all, or name the ranks."
     return [f"This job would hang: {reason}. {advice}" for reason in reasons]

@@ -25,21 +25,21 @@ def comparison(names: list[str], predictions: list[Prediction]) -> Table:
     def faster(prediction: Prediction) -> str:
         if not prediction.step_time_s or not first.step_time_s:
             return "-"
-        change = "" if prediction is first else f" ({first.step_time_s / prediction.step_time_s:.2f} x)"
+        change = "" if prediction is first else f" ({first.step_time_s / prediction.step_time_s:.2f} x as fast)"
         return wording.seconds(prediction.step_time_s) + change
 
     row("step time", [faster(each) for each in predictions])
     row("tokens/s", [wording.count(each.tokens_per_s) if each.tokens_per_s else "-" for each in predictions])
     row("samples/s", [wording.count(each.samples_per_s) if each.samples_per_s else "-" for each in predictions])
-    row("MFU", [f"{each.mfu:.1%}" if each.mfu is not None else "-" for each in predictions])
+    row("MFU", [wording.share(each.mfu) if each.mfu is not None else "-" for each in predictions])
     row("exposed communication", [_share(each, "exposed_communication_s") for each in predictions])
     row("waiting", [_share(each, "waiting_s") for each in predictions])
     row("cost per 1,000 steps", [_dollars(each) for each in predictions])
     row("memory", [_memory(each) for each in predictions])
     row(
-        "known well",
+        "measured or interpolated",
         [
-            f"{each.confidence.measured + each.confidence.interpolated:.0%}" if each.confidence else "-"
+            wording.percent(each.confidence.measured + each.confidence.interpolated) if each.confidence else "-"
             for each in predictions
         ],
     )
@@ -55,7 +55,7 @@ def notes(recorded: Prediction, others: Iterable[Prediction]) -> Group:
 def _share(prediction: Prediction, name: str) -> str:
     if prediction.world.size == 1 or prediction.time is None or not prediction.step_time_s:
         return "-"
-    return f"{getattr(prediction.time, name) / prediction.step_time_s:.1%}"
+    return wording.share(getattr(prediction.time, name) / prediction.step_time_s)
 
 
 def _dollars(prediction: Prediction) -> str:

@@ -42,7 +42,7 @@ def _break(row: dict[str, Any]) -> str:
 
 
 def _recompile(row: dict[str, Any]) -> str:
-    return f"{_function(row)}, {row['times']} time{'s' * (row['times'] != 1)}, last because not: {row['reason']}"
+    return f"{_function(row)}, {row['times']} time{'s' * (row['times'] != 1)}, the last time because this guard failed: {row['reason']}"
 
 
 def _failure(row: dict[str, Any]) -> str:
@@ -67,16 +67,16 @@ def caveats(trace: RankTrace) -> list[str]:
     found = []
     if breaks := told["graph_breaks"]:
         found.append(
-            f"torch.compile breaks its graph in {len(breaks)} place{'s' * (len(breaks) != 1)}, as on a GPU: {_some([_break(one) for one in breaks])}."
+            f"torch.compile breaks its graph in {len(breaks)} place{'s' * (len(breaks) != 1)}, as it would on a GPU: {_some([_break(one) for one in breaks])}."
         )
     if again := told["recompiles"]:
         when = [step for step in told["in_steps"] if step > 1]
         steps = f", in step{'s' * (len(when) != 1)} {', '.join(map(str, when))}" if when else ""
         found.append(
-            f"torch.compile compiled anew{steps}: {_some([_recompile(one) for one in again])}. On a GPU each takes the host seconds to minutes, which are in no time here."
+            f"torch.compile recompiled{steps}: {_some([_recompile(one) for one in again])}. On a real machine each recompilation takes seconds to minutes, which no time here includes."
         )
     if failed := told["failed"]:
         found.append(
-            f"torch.compile gave up, as it would on a GPU, and this runs uncompiled: {_some([_failure(one) for one in failed])}."
+            f"torch.compile failed, as it would on a GPU, so these functions run uncompiled: {_some([_failure(one) for one in failed])}."
         )
     return found

@@ -26,6 +26,7 @@ from maya_core.report.analysis import Analysis
 from maya_core.report.page.memory_chart import curves, shown
 from maya_core.report.page.timeline_chart import timeline
 from maya_core.report.prediction import Prediction
+from maya_core.report.terminal import ENDINGS
 from maya_core.trace.call_names import abbreviated
 
 FOLDER = Path(__file__).with_name("page")
@@ -35,14 +36,14 @@ MOST_BARS = 16  # of ranks
 PARTS = (
     ("compute_s", "compute", "compute"),
     ("exposed_communication_s", "exposed communication", "communication"),
-    ("waiting_s", "waiting for ranks", "waiting"),
+    ("waiting_s", "waiting for other ranks", "waiting"),
     ("copy_s", "copies", "copy"),
     ("host_s", "waiting for the host", "host"),
 )
 PROVENANCE = {
-    "measured": "this very work was timed on this GPU",
+    "measured": "exactly this kernel was timed on this GPU",
     "interpolated": "between measurements of this GPU",
-    "extrapolated": "outside of them, or carried over from another GPU",
+    "extrapolated": "outside the range of the measurements, or from another GPU",
     "bound": "a lower bound from the data sheet",
 }
 
@@ -69,6 +70,7 @@ def page(analysis: Analysis, prediction: Prediction) -> str:
             provenance=PROVENANCE,
             busiest=prediction.detailed_rank if len(prediction.ranks) > 1 else None,
             emulated=abbreviated(prediction.world.emulated_ranks),
+            ended=ENDINGS.get(prediction.trace.ended, prediction.trace.ended),
             timeline=ran,
             data=_embedded({"timeline": ran, "memory": curves(analysis, prediction.memory)}),
             style=Markup(style),

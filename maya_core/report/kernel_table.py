@@ -12,6 +12,7 @@ from rich.text import Text
 from maya_core.predictor.durations import Durations, Provenance
 from maya_core.predictor.families import COMMUNICATION
 from maya_core.predictor.pricing import TraceDurations
+from maya_core.report import wording
 from maya_core.trace.call import Call, Tensor
 from maya_core.trace.communication import CollectiveCall
 from maya_core.trace.rank import RankTrace
@@ -83,15 +84,22 @@ def render(rank: int, gpu: str, found: list[KernelRow], top: int) -> Group:
     table = Table(
         title=f"rank {rank}, {gpu}: {total * 1e3:,.2f} ms of kernels, copies and collectives in the last step"
     )
-    for heading, justify in (("op", "left"), ("of", "left"), ("times", "right"), ("each us", "right"), ("share", "right"), ("known", "left")):  # fmt: skip
+    for heading, justify in (("op", "left"), ("inputs", "left"), ("calls", "right"), ("µs per call", "right"), ("share", "right"), ("source of the time", "left")):  # fmt: skip
         table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for entry in found[:top]:
         table.add_row(
-            entry.name, entry.shapes, f"{entry.times:,}", f"{entry.seconds * 1e6:,.1f}", f"{entry.total / total:.1%}",
+            entry.name, entry.shapes, f"{entry.times:,}", f"{entry.seconds * 1e6:,.1f}", wording.share(entry.total / total),
             f"{entry.provenance.name.lower()}, {entry.profile}",
         )  # fmt: skip
     rest = found[top:]
     if rest:
-        table.add_row(f"{len(rest)} more", "", f"{sum(e.times for e in rest):,}", "", f"{sum(e.total for e in rest) / total:.1%}", "")  # fmt: skip
-    known = ", ".join(f"{name.name.lower()} {share:.0%}" for name, share in shares(found).items() if share > 0.0005)
-    return Group(table, Text(f"Known by: {known}. Sums do not show what runs at the same time.", style="dim"))
+        table.add_row(f"{len(rest)} more calls", "", f"{sum(e.times for e in rest):,}", "", wording.share(sum(e.total for e in rest) / total), "")  # fmt: skip
+    known = ", ".join(
+        f"{wording.percent(share)} {name.name.lower()}" for name, share in shares(found).items() if share > 0.0005
+    )
+    return Group(
+        table,
+        Text(
+            f"How well times are known: {known}. The sums do not show which of these run at the same time.", style="dim"
+        ),
+    )

@@ -11,6 +11,7 @@ from maya_core.hardware.catalog import gpus
 from maya_core.hardware.cluster import Cluster
 from maya_core.hardware.dtypes import dtype
 from maya_core.hardware.host_costs import KERNEL_GAP_S, LAUNCH_S
+from maya_core.hardware.models import Price
 from maya_core.ops.attention_choice import changes_layout
 from maya_core.ops.kernel import Convolution, Gemm, GroupedGemm, Kernel, Recurrent, Streaming, TritonGemm
 from maya_core.ops.plan import flops_of
@@ -195,14 +196,9 @@ def _cost(cluster: Cluster, step: float | None, work: Throughput) -> Cost | None
         return None
     quotes = cluster.quotes()
     if cluster.price_per_gpu_hour is not None:
-        price = f"${cluster.price_per_gpu_hour:,.2f} a GPU-hour, as given"
+        price = f"${cluster.price_per_gpu_hour:,.2f} per GPU-hour, as you gave it"
     else:
-        listed = quotes[0].price
-        price = " ".join(
-            part
-            for part in (listed.node or listed.gpu or "", f"at {listed.provider}", listed.region, listed.date)
-            if part
-        )
+        price = _price_in_words(quotes[0].price)
     per_step = hourly * step / 3600 if step else None
     return Cost(
         usd_per_hour=hourly,
@@ -212,6 +208,13 @@ def _cost(cluster: Cluster, step: float | None, work: Throughput) -> Cost | None
         usd_per_million_tokens=per_step / work.tokens_per_step * 1e6 if per_step and work.tokens_per_step else None,
         price=price,
     )
+
+
+def _price_in_words(price: Price) -> str:
+    """Which price was used: price of h100 at runpod, 2026-08"""
+    region = price.region if price.region != "all" else ""
+    details = [part for part in (region, price.date) if part]
+    return ", ".join([f"price of {price.node or price.gpu} at {price.provider}", *details])
 
 
 def _energy(cluster: Cluster, world: int, step: float | None, time: Time | None) -> Energy | None:
@@ -264,12 +267,12 @@ def _of_memory(analysis: Analysis, emulated: str) -> str:
     """How surely memory is known on another GPU than the recorded one."""
     gpu = analysis.cluster.gpu
     if emulated not in gpus():
-        return (
-            f"Recorded on {emulated}, which the catalog does not have: memory is as it was there, not as on {gpu.name}."
-        )
+        return f"The trace was recorded on {emulated}, which is not in the catalog: memory is that of {emulated}, not of {gpu.name}."
     unplaced = max((unplaced_bytes(trace, gpu) for trace in analysis.job.ranks.values()), default=0)
-    more = f"; a call may take up to {wording.size(unplaced)} more than is counted" if unplaced >= NOTICED else ""
-    return f"Recorded on {emulated}, planned anew for {gpu.name}: memory the allocator holds in reserve there is an estimate{more}."
+    more = f" One call may need up to {wording.size(unplaced)} more than is counted." if unplaced >= NOTICED else ""
+    return (
+        f"The trace was recorded on {emulated} and replanned for {gpu.name}, so reserved memory is an estimate.{more}"
+    )
 
 
 COPIES = 8  # of an attention's result, where its layout changes: one in forward, of gradients and casts in backward
@@ -293,8 +296,8 @@ def _of_layouts(analysis: Analysis) -> list[str]:
     if not count:
         return []
     return [
-        f"{count} attention call{'s' * (count != 1)} of a step leave their result in another layout on {analysis.cluster.gpu.name}: "
-        f"copies around them may differ, by up to {wording.seconds(seconds)} a step. Emulate it there to be sure."
+        f"On {analysis.cluster.gpu.name}, {count} attention call{'s' * (count != 1)} per step return{'s' * (count == 1)} a different memory layout, "
+        f"so the copies around them may differ by up to {wording.seconds(seconds)} per step. Emulate the job on that GPU to be sure."
     ]
 
 
@@ -304,10 +307,10 @@ def _of_unknown_ops(unknown: list[UnknownOp], ranks: list[RankTime]) -> list[str
     total = max((sum(rank.by_family_s.values()) for rank in ranks), default=0.0)
     seconds = sum(op.seconds for op in unknown)
     names = ", ".join(op.name for op in unknown[:MOST_NAMES]) + (", ..." if len(unknown) > MOST_NAMES else "")
-    share = f"{seconds / total:.1%} of its kernels' time, " if total else ""
+    share = f" ({wording.share(seconds / total)} of the GPU time)" if total else ""
     return [
-        f"{len(unknown)} op{'s' * (len(unknown) != 1)} ({names}) nobody described to Maya: {share}priced by the bytes they move, a lower bound. "
-        "docs/extending.md shows how to describe one."
+        f"Maya has no description of {len(unknown)} op{'s' * (len(unknown) != 1)}: {names}. Their times{share} are lower bounds, from the bytes "
+        "they move. docs/extending.md shows how to describe an op."
     ]
 
 
@@ -320,17 +323,19 @@ def _of_steps(analysis: Analysis, trace: RankTrace) -> list[str]:
     found = []
     if idle := trace.meta.get("idle_optimizers", 0):
         found.append(
-            f"{idle} of the program's optimizers never stepped: memory and time are without it. Record more steps: --steps 20"
+            f"{idle} of the program's optimizers never stepped, so memory and time do not include it. Record more steps, for example with --steps 20."
         )
     if (trace.events["kind"] == EventKind.GRAPH_LAUNCH).any():
-        found.append("CUDA graphs were replayed. Optimizer steps inside a graph are not counted as steps.")
+        found.append("The program replays CUDA graphs. Optimizer steps inside a graph are not counted as steps.")
     if len(devices_used(trace)) > 1:
-        found.append("One process used several GPUs: copies between them are priced and ordered as if within one.")
+        found.append(
+            "One process used several GPUs: copies between them are priced as if they were copies within one GPU."
+        )
     steady = np.diff(analysis.timeline.step_ends[: analysis.steps]) if analysis.timeline is not None else np.zeros(0)
     if len(steady) > 1 and steady.max() > UNEVEN * steady.min():
         found.append(
             f"Steps differ: the shortest takes {wording.seconds(float(steady.min()))}, the longest {wording.seconds(float(steady.max()))}. "
-            "Step time is their mean; validation or logging between steps is in it."
+            "The step time is their mean and includes validation or logging between steps."
         )
     return found
 
@@ -342,16 +347,16 @@ def _caveats(analysis: Analysis) -> list[str]:
         found += [CAVEATS[name] for name in sorted(ops & CAVEATS.keys())]
         if assumed := sum(trace.meta.get("stand_ins", {}).values()):
             found.append(
-                f"In {assumed} collective{'s' * (assumed != 1)} of host data, ranks that are not emulated were taken to give what this one gives."
+                f"In {assumed} collective{'s' * (assumed != 1)} of host data, ranks that are not emulated were assumed to contribute the same data as the emulated rank."
             )
         if trace.meta["ended"] == "failed":
             continue
         survived = int(np.count_nonzero(trace.events["kind"] == EventKind.OUT_OF_MEMORY))
         if survived:
-            found.append(f"Memory ran out {survived} time{'s' * (survived != 1)}, and the program went on.")
+            found.append(f"The program ran out of memory {survived} time{'s' * (survived != 1)} and continued.")
         if retries := max(trace.meta["alloc_retries"], default=0):
             found.append(
-                f"The allocator had to give its cache back {retries} time{'s' * (retries != 1)} to go on: expect slow steps."
+                f"Memory was so short that the allocator released its cache {retries} time{'s' * (retries != 1)}: expect slow steps."
             )
         found += _of_steps(analysis, trace)
         found += caveats_of_compiling(trace)
@@ -359,22 +364,22 @@ def _caveats(analysis: Analysis) -> list[str]:
     if emulated != analysis.cluster.gpu.name:
         found.append(_of_memory(analysis, emulated))
         found += _of_layouts(analysis)
-        asked = [line for trace in analysis.job.ranks.values() for line in trace.meta.get("asked_gpu", [])]
-        if asked:
+        queries = [line for trace in analysis.job.ranks.values() for line in trace.meta.get("asked_gpu", [])]
+        if queries:
             found.append(
-                f"The program asks which GPU it runs on ({', '.join(dict.fromkeys(map(wording.short_source, asked[:MOST_NAMES])))}): "
-                f"on {analysis.cluster.gpu.name} it may do other things than it did. Emulate it there to be sure."
+                f"The program queries which GPU it runs on ({', '.join(dict.fromkeys(map(wording.short_source, queries[:MOST_NAMES])))}), "
+                f"so it may behave differently on {analysis.cluster.gpu.name}. Emulate the job on that GPU to be sure."
             )
         kept = sorted({call.name for trace in analysis.job.ranks.values() for call in trace.calls if call.kernels})
         if kept:
             found.append(
-                f"The program described {', '.join(kept[:MOST_NAMES])} itself: kernels are as it said for {emulated}."
+                f"The program itself describes the kernels of {', '.join(kept[:MOST_NAMES])}: they are those it described for {emulated}."
             )
     calibration = analysis.calibration
     if calibration is not None and calibration.runs is not None and calibration.runs.shipped != shipped_digest():
         found.append(
-            f"The factors of calibration '{calibration.name}' were fitted to another version of Maya: make it anew with `maya calibrate --from-mlflow`."
+            f"The factors of calibration '{calibration.name}' were fitted with another version of Maya: fit them again with `maya calibrate --from-mlflow`."
         )
     if analysis.steps == 1:
-        found.append("Only one step was recorded: warm-up is in its time. Record at least three.")
+        found.append("Only one step was recorded, so the step time includes warm-up. Record at least three steps.")
     return list(dict.fromkeys(found))

@@ -29,7 +29,7 @@ def throughput(analysis: Analysis) -> Throughput:
     if found is None and not given:
         return Throughput(
             samples_per_step=None, tokens_per_step=None, data_parallel=None, source="unknown",
-            detail="no data loader and no integer inputs were seen: give --samples-per-step and --tokens-per-step",
+            detail="the program used no data loader and no embedding: give --samples-per-step and --tokens-per-step",
         )  # fmt: skip
     found = found or Throughput(
         samples_per_step=None, tokens_per_step=None, data_parallel=_replicas(job), source="unknown", detail=""
@@ -38,7 +38,7 @@ def throughput(analysis: Analysis) -> Throughput:
         return found
     return found.model_copy(
         update={name: getattr(options, name) for name in given}
-        | {"source": "given", "detail": f"{' and '.join(name.replace('_', ' ') for name in given)} as given"}
+        | {"source": "given", "detail": f"{' and '.join(name.replace('_', ' ') for name in given)} as you gave them"}
     )
 
 
@@ -78,15 +78,16 @@ def _from_loader(analysis: Analysis) -> Throughput | None:
     samples, tokens, batches, data = best
     replicas = data.get("replicas") or _replicas(analysis.job)
     length = data.get("length")
-    of = f", on {replicas:,} data-parallel ranks" if analysis.job.world_size > 1 else ""
-    if of:
-        of += f" ({'as its sampler says' if data.get('replicas') else 'of which none share samples, by their groups'})"
+    ranks = ""
+    if analysis.job.world_size > 1:
+        reason = "according to the sampler" if data.get("replicas") else "according to their communication"
+        ranks = f" on each of {replicas:,} data-parallel ranks, {reason}"
     return Throughput(
         samples_per_step=samples * replicas,
         tokens_per_step=tokens * replicas or None,
         data_parallel=replicas,
         source="data loader",
-        detail=f"{batches:g} batch{'es' * (batches != 1)} of the data loader{of}",
+        detail=f"{batches:g} batch{'es' * (batches != 1)} from the data loader{ranks}",
         steps_per_epoch=round(length / batches) if length and batches else None,
     )
 
@@ -128,8 +129,8 @@ def _from_integers(analysis: Analysis, loaded: Throughput | None) -> Throughput 
         tokens_per_step=tokens * replicas,
         data_parallel=replicas,
         source="integer inputs",
-        detail="what the busiest embedding looks up"
-        + (f", on {replicas:,} data-parallel ranks" if replicas > 1 else ""),
+        detail="the ids that the most used embedding looks up"
+        + (f" on each of {replicas:,} data-parallel ranks" if replicas > 1 else ""),
     )
 
 

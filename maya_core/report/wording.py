@@ -69,6 +69,11 @@ def share(value: float | None) -> str:
     return f"{100 * value:.1f} %" if value < 0.9995 else "100 %"
 
 
+def percent(value: float) -> str:
+    """A share as a whole number of per cent: 17 %"""
+    return f"{100 * value:.0f} %"
+
+
 def line(source: str) -> str:
     """A line of the program by its file's name; the page has the whole path where the pointer rests."""
     return source.replace("\\", "/").rpartition("/")[2] or NOTHING

@@ -111,7 +111,7 @@ def test_a_recorded_run(folder: Path, tmp_path: Path) -> None:
         baseline = json.loads((folder / "baseline.json").read_text())["jobs"]["mlp"]
         assert gate.Figures.of(prediction).model_dump() == baseline
         # Ranks that wait for one that ran out of memory do not make it a hang.
-        waits = prediction.model_copy(update={"hangs": ["rank 1 would wait for ever"]})
+        waits = prediction.model_copy(update={"hangs": ["rank 1 would wait forever"]})
         full = waits.model_copy(update={"memory": prediction.memory.model_copy(update={"fits": False})})
         assert (outcome_of(waits).status, outcome_of(full).status) == ("hangs", "out of memory")
         assert gate.judge("job", full, gate.Limits(), None).checks[0].found == "out of memory"

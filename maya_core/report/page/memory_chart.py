@@ -20,7 +20,7 @@ KIB = 1024
 
 
 def shown(memory: Memory) -> list[DeviceMemory]:
-    """The GPUs that are drawn: the most fullest first, then by rank."""
+    """The GPUs that are drawn: the fullest first, then by rank."""
     fullest = memory.fullest
     if fullest is None:
         return []

@@ -173,7 +173,7 @@ function timelineChart(data) {
   // A host that is so far ahead that nothing of it is in sight.
   function ahead(context, row) {
     context.fillStyle = colour("dim");
-    context.fillText(`← all issued ${seconds((view[0] - row.end[row.end.length - 1]) * tick)} before`, GUTTER + 5, row.top + row.height / 2);
+    context.fillText(`← everything was issued ${seconds((view[0] - row.end[row.end.length - 1]) * tick)} before`, GUTTER + 5, row.top + row.height / 2);
   }
 
   function outline(context, width) {
@@ -208,17 +208,17 @@ function timelineChart(data) {
       if (!stream) return [["title", `host ${text}`], ["figure", seconds((row.end[span] - row.start[span]) * tick)], ["", `rank ${row.rank}`]];
       const later = (stream.start[i] - stream.issued[i]) * tick;
       return [
-        ["title", `host issues ${data.whats[stream.what[i]][0]}`], ["figure", `${seconds((row.end[span] - row.start[span]) * tick)}, and it begins ${seconds(Math.max(0, later))} later`],
+        ["title", `host issues ${data.whats[stream.what[i]][0]}`], ["figure", `${seconds((row.end[span] - row.start[span]) * tick)}; it starts ${seconds(Math.max(0, later))} later`],
         ["", data.modules[stream.module[i]]], ["", `rank ${row.rank}, for ${stream.name}`],
       ];
     }
     const [name, detail, family, alone, surely, profile] = data.whats[row.what[span]];
     const took = (row.end[span] - row.start[span]) * tick, how = row.how[span], waits = how & WAITS;
     const lines = [["title", name + (waits ? (family === "communication" ? ": waits for other ranks" : ": waits for the copy engine") : "")], ["figure", seconds(took)]];
-    if (!waits && took > alone * 1.02e-9 + 3e-6) lines[1][1] += `, alone ${seconds(alone * 1e-9)}`;
+    if (!waits && took > alone * 1.02e-9 + 3e-6) lines[1][1] += `, ${seconds(alone * 1e-9)} if it ran alone`;
     return [
       ...lines, ["", detail], ["", data.modules[row.module[span]]], ["", `${PHASES[how & 3]}, ${data.families[family] || family}`],
-      ["", `known: ${surely}, ${profile}`], ["", `rank ${row.rank}, ${row.name}${row.note ? ", " + row.note : ""}`],
+      ["", `time ${surely}, ${profile}`], ["", `rank ${row.rank}, ${row.name}${row.note ? ", " + row.note : ""}`],
     ];
   }
 
@@ -285,7 +285,7 @@ function timelineChart(data) {
     if (middle < view[0] || middle > view[1]) look(middle - size / 2, middle + size / 2); else request();
     const place = canvas.getBoundingClientRect(), lines = described(chosen);
     showTip(lines, place.left + Math.max(GUTTER, Math.min(canvas.clientWidth, at(middle, canvas.clientWidth))), place.top + row.top + row.height);
-    document.getElementById("said").textContent = lines.map((line) => line[1]).filter(Boolean).join(", ");
+    document.getElementById("selected-work").textContent = lines.map((line) => line[1]).filter(Boolean).join(", ");
   }
 
   function step(by) {

@@ -31,7 +31,7 @@ SYNCS = {
     WorkKind.HOST_EVENT: "waits for an event",
     WorkKind.HOST_LANE: "waits for a stream",
     WorkKind.HOST_DEVICE: "waits for the GPU",
-    WorkKind.HOST_MEET: "waits for a collective of host data",
+    WorkKind.HOST_MEET: "waits for a collective on host data",
 }
 _TICKS = 2**32 - 1
 
@@ -95,7 +95,7 @@ def timeline(analysis: Analysis) -> dict[str, Any] | None:
             break
     if sum(map(len, found.values())) > MOST_SPANS:
         each = MOST_SPANS // len(ranks)
-        limits.append(f"of each rank's work only the longest {each:,} pieces are shown")
+        limits.append(f"only the longest {each:,} pieces of each rank's work are shown")
         found = {rank: spans.longest(each) for rank, spans in found.items()}
     if steps < analysis.steps:
         limits.insert(0, f"{'the last step is' if steps == 1 else f'the last {steps} steps are'} shown")
