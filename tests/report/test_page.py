@@ -209,7 +209,11 @@ def test_the_tooltip_says_what_ran(opened: Open) -> None:
         if said := text(browser, "#tip"):
             break
     assert re.match(r"(addmm|mm|relu|threshold_backward|sum|add|_foreach)", said), said
-    assert re.search(r"\d (µs|ms)", said) and re.search(r"time (inter|extra)polated, ", said) and "rank 0, default stream" in said
+    assert (
+        re.search(r"\d (µs|ms)", said)
+        and re.search(r"time (inter|extra)polated, ", said)
+        and "rank 0, default stream" in said
+    )
     assert "4096x" in said or "tensors" in said
     hover(browser, "#memory-canvas", 600, 150)
     assert "allocated" in text(browser, "#tip") and "parameters" in text(browser, "#tip")
