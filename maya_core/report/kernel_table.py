@@ -1,4 +1,4 @@
-"""What takes a rank's GPU time: the ops of its last step, by how long their kernels run, and how surely that is known."""
+"""The table of `maya kernels`: the ops and collectives of a rank's last step, longest first, with the provenance of their times."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from maya_core.trace.schema import EventKind
 
 @dataclass(frozen=True)
 class KernelRow:
-    """A distinct call of the step."""
+    """A distinct call of a step."""
 
     name: str
     shapes: str
     family: str
     times: int
-    seconds: float  # of one
+    seconds: float  # of one call
     provenance: Provenance
     profile: str
 
@@ -39,14 +39,17 @@ class KernelRow:
 def entries(trace: RankTrace, durations: TraceDurations) -> list[KernelRow]:
     """Every distinct op and collective of the last step, longest first."""
     step = trace.step(trace.steps) if trace.steps else trace.events
+
+    def op(number: int) -> tuple[str, str, str]:
+        return (*_op(durations.calls[number]), durations.families[number])
+
+    def collective(number: int) -> tuple[str, str, str]:
+        return (*_collective(trace.collectives[number]), COMMUNICATION)
+
     found = []
     for kind, priced, label in (
-        (EventKind.OP, durations.ops, lambda number: (*_op(durations.calls[number]), durations.families[number])),
-        (
-            EventKind.COLLECTIVE,
-            durations.collectives,
-            lambda number: (*_collective(trace.collectives[number]), COMMUNICATION),
-        ),
+        (EventKind.OP, durations.ops, op),
+        (EventKind.COLLECTIVE, durations.collectives, collective),
     ):
         numbers, counts = np.unique(step["subject"][step["kind"] == kind], return_counts=True)
         for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
@@ -74,7 +77,7 @@ def _collective(call: CollectiveCall) -> tuple[str, str]:
 
 
 def shares(found: list[KernelRow]) -> dict[Provenance, float]:
-    """How much of the time is known how."""
+    """The share of the time by provenance."""
     total = sum(entry.total for entry in found) or 1.0
     return {known: sum(e.total for e in found if e.provenance is known) / total for known in Provenance}
 

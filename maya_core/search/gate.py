@@ -114,9 +114,7 @@ def judge(job: str, prediction: Prediction, limits: Limits, baseline: Baseline |
             change = value / earlier - 1 if value is not None else None
             ok = change is not None and change <= limits.max_regression + 1e-9
             shown = f"{write(value)} ({change:+.1%})" if change is not None else write(value)
-            checks.append(
-                Check(f"{name} compared with the baseline", ok, shown, f"{write(earlier)} {limits.max_regression:+.1%}")
-            )
+            checks.append(Check(f"{name} vs. baseline", ok, shown, f"{write(earlier)} {limits.max_regression:+.1%}"))
     if baseline is not None and before is None:
         checks.append(Check("baseline", True, "new", "", "the baseline does not contain this job"))
     return Verdict(job, figures, checks)

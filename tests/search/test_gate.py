@@ -57,7 +57,7 @@ def test_a_regression_against_the_baseline(folder: Path) -> None:
     better["jobs"]["mlp"]["step_time_s"] /= 1.05
     (folder / "better.json").write_text(json.dumps(better))
     code, told = check(folder, "--baseline", "better.json", "--max-regression", "3%")
-    assert code == 1 and "failed step time compared with the baseline" in told and "(+5.0%)" in told
+    assert code == 1 and "failed step time vs. baseline" in told and "(+5.0%)" in told
     assert check(folder, "--baseline", "better.json", "--max-regression", "6%")[0] == 0
 
 
