@@ -1,5 +1,4 @@
-"""Maya in Hugging Face Trainer and accelerate: scripts run as they are under `maya run`; for those who prefer code there is
-MayaCallback."""
+"""Maya for Hugging Face Trainer and accelerate. Scripts run unchanged under `maya run`; MayaCallback emulates from inside a script."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    # Every emulated process loads this package (hooks.py): transformers may come only with what needs it.
+    # Every emulated process loads this package (hooks.py), so it must not import transformers.
     if name == "MayaCallback":
         from maya_huggingface.callback import MayaCallback
 

@@ -1,4 +1,4 @@
-"""MayaCallback: an emulated training inside your own program, for those who prefer code to `maya run`."""
+"""MayaCallback: emulates a training inside your own program, as an alternative to `maya run`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class MayaCallback(TrainerCallback):
         if self._session.prediction is None:
             raise MayaError(
                 "there is no prediction yet.",
-                "It is there after `trainer.train()`; under `maya run`, the command prints it and writes it to --out.",
+                "It is available after `trainer.train()`; under `maya run`, the command prints it and writes it to --out.",
             )
         return self._session.prediction
 

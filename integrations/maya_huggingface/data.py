@@ -1,5 +1,5 @@
-"""Samples and tokens of a step, where accelerate's data loaders stand between torch's and the program: they take batches ahead,
-join what they send to all ranks, and Trainer takes all batches of a step at once."""
+"""Records samples and tokens per step if accelerate's data loaders are between torch's loaders and the program. They prefetch batches
+and join what they send to all ranks, and Trainer takes all batches of a step at once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _noting_iter(original: Callable[..., Any], record: BatchRecord, size: Callab
                 batch = next(batches, _END)
             if batch is _END:
                 return
-            record.note(self, [size(batch, _drawn(self))], length_of(self), _replicas(self))
+            record.note(self, [size(batch, _examples(self))], length_of(self), _replicas(self))
             yield batch
 
     return __iter__
@@ -50,14 +50,14 @@ _END = object()
 
 
 def _noting_step(original: Callable[..., Any], record: BatchRecord, size: Callable[..., Size]) -> Callable[..., Any]:
-    """Trainer takes the batches of a whole step, gradient accumulation included, before it trains on the first."""
+    """Trainer takes the batches of a whole step, including gradient accumulation, before it trains on the first."""
 
     @functools.wraps(original)
     def get_batch_samples(self: Any, *args: Any, **kwargs: Any) -> Any:
         with record.within():
             taken = original(self, *args, **kwargs)
         loader = self.callback_handler.train_dataloader
-        sizes = [size(batch, _drawn(loader)) for batch in taken[0]]
+        sizes = [size(batch, _examples(loader)) for batch in taken[0]]
         record.note(loader, sizes, length_of(loader), _replicas(loader))
         return taken
 
@@ -65,7 +65,7 @@ def _noting_step(original: Callable[..., Any], record: BatchRecord, size: Callab
 
 
 def _replicas(loader: Any) -> int | None:
-    """Over how many ranks accelerate spreads the data: with tensor parallelism not over all."""
+    """The number of ranks over which accelerate distributes the data. With tensor parallelism these are not all."""
     if hasattr(loader, "slice_fn"):  # a DataLoaderDispatcher
         return 1 if loader.submesh_tp else int(loader.state.num_processes)
     for shard in (getattr(loader, "batch_sampler", None), getattr(loader, "dataset", None)):
@@ -74,8 +74,8 @@ def _replicas(loader: Any) -> int | None:
     return None
 
 
-def _drawn(loader: Any) -> int | None:
-    """Of how many examples accelerate makes a batch of this rank's."""
+def _examples(loader: Any) -> int | None:
+    """The number of examples from which accelerate makes a batch of this rank."""
     sampler: Any = getattr(loader, "batch_sampler", None)
     found = getattr(sampler, "batch_size", None)
     if not isinstance(found, int):
@@ -83,23 +83,26 @@ def _drawn(loader: Any) -> int | None:
     return found // sampler.num_processes if getattr(sampler, "split_batches", False) else found
 
 
-def batch_size(integration: Integration, batch: Any, drawn: int | None = None) -> Size:
-    """Tokens are what the GPU works on, padding included. Of sequences laid end to end each is a sample; rows that a collator
-    makes of one example (TRL's of preferences: the chosen text, the rejected one) are one together."""
+def batch_size(integration: Integration, batch: Any, examples: int | None = None) -> Size:
+    """The samples and tokens of a batch.
+
+    Tokens include padding, because the GPU works on it. Each of several packed sequences is a sample. Rows that a collator makes
+    from one example count as one sample: TRL makes a chosen and a rejected text from each preference.
+    """
     ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
     if not isinstance(ids, torch.Tensor) or ids.dim() < 2:
         try:
             return plain_batch_size(batch)
-        except Exception:  # a batch of the user's own kind: nothing of theirs may fail for our counting
+        except Exception:  # a batch of an unknown type: the program must not fail because it is counted
             return 0, 0
     rows = int(ids.shape[0])
     if rows == 1:
         return _sequences(integration, batch), ids.numel()
-    return drawn if drawn and rows % drawn == 0 else rows, ids.numel()
+    return examples if examples and rows % examples == 0 else rows, ids.numel()
 
 
 def _sequences(integration: Integration, batch: Mapping[str, Any]) -> int:
-    """In a batch of one row: the sequences that a flattening collator or packing has put into it."""
+    """The number of packed sequences in a batch of one row."""
     ends = batch.get("cu_seq_lens_q")
     if isinstance(ends, torch.Tensor):
         return max(1, ends.numel() - 1)
@@ -107,5 +110,5 @@ def _sequences(integration: Integration, batch: Mapping[str, Any]) -> int:
     if not isinstance(positions, torch.Tensor):
         return 1
     known = integration.host_value(positions) if positions.is_cuda else positions
-    # Padding at the end has position 0 too, so a sequence is told by its second token.
+    # Padding at the end also has position 0, so sequences are counted by their second tokens.
     return 1 if known is None else max(1, int((known == 1).sum()))

@@ -1,5 +1,5 @@
-"""What transformers, accelerate and DeepSpeed remember for a process: devices found, the world joined, plugins in use. Set aside
-while an emulation is on in a process that lives on, and put back when it ends."""
+"""Saves what transformers, accelerate and DeepSpeed remember about a process (its devices, its world, its plugins) before an
+emulation, and restores it afterwards. This is needed in processes that continue after the emulation."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import sys
 
 from maya_core.integration import Integration
 
-# Modules whose functions cache what devices and packages there are.
+# Modules whose functions cache which devices and packages are available.
 CACHES = ("transformers.utils.import_utils", "accelerate.utils.imports", "accelerate.utils.environment")
-STATES = ("PartialState", "AcceleratorState", "GradientState")  # of accelerate, one of each
-VARIABLES = ("ACCELERATE_", "FSDP_")  # by which an Accelerator tells others of its plugins
+STATES = ("PartialState", "AcceleratorState", "GradientState")  # singletons of accelerate
+VARIABLES = ("ACCELERATE_", "FSDP_")  # in which an Accelerator publishes its plugins
 GLOBALS = {"deepspeed.comm.comm": "cdb", "transformers.integrations.deepspeed": "_hf_deepspeed_config_weak_ref"}
 
 
 def set_aside(integration: Integration) -> None:
     patches = integration.patches
-    patches.on_undo(_forget)  # last, for undoing goes backwards
+    patches.on_undo(_forget)  # runs last, because patches are undone in reverse order
     states = sys.modules["accelerate.state"]
     for name in STATES:
         shared = getattr(states, name)._shared_state

@@ -1,5 +1,5 @@
-"""`Trainer.train` where a MayaCallback has begun the emulation: it returns after the steps asked for, the emulation ends with it, and
-model and arguments are what they were before the Trainer was made."""
+"""Patches `Trainer.train` for an emulation that a MayaCallback started. It returns after the requested steps and ends the emulation;
+model and arguments are then restored to what they were before the Trainer was created."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from maya_core.report.prediction import Prediction
 from maya_core.session.plugin import PluginSession
 from maya_huggingface.skipped import NoMetrics
 
-LEFT_OUT: dict[str, Any] = {
+ANSWERS: dict[str, Any] = {
     "evaluate": NoMetrics(),
     "predict": PredictionOutput(predictions=None, label_ids=None, metrics=NoMetrics()),  # type: ignore[arg-type]
     **dict.fromkeys(("save_model", "save_state", "save_metrics", "push_to_hub", "create_model_card")),
@@ -28,7 +28,7 @@ LEFT_OUT: dict[str, Any] = {
 
 def install(integration: Integration, session: PluginSession) -> None:
     patches, trainer = integration.patches, trainer_module.Trainer
-    before: dict[str, Any] = {}  # what the Trainer was given, as it was
+    before: dict[str, Any] = {}  # the state of the Trainer's arguments before the emulation
     patches.set(trainer, "__init__", _on_emulated_gpus(trainer.__init__, before))
     patches.set(trainer, "train", _ending(trainer.train, session, before))
     patches.set(CallbackHandler, "add_callback", _only_one(CallbackHandler.add_callback))
@@ -40,9 +40,7 @@ def _only_one(original: Callable[..., None]) -> Callable[..., None]:
         from maya_huggingface.callback import MayaCallback
 
         if isinstance(callback, MayaCallback) and any(isinstance(one, MayaCallback) for one in self.callbacks):
-            raise MayaError(
-                "this Trainer has two MayaCallbacks.", "Give it one: report_to='maya' brings one of its own, too."
-            )
+            raise MayaError("this Trainer has two MayaCallbacks.", "Give it only one: report_to='maya' also adds one.")
         original(self, callback)
 
     return add_callback
@@ -64,17 +62,17 @@ def _on_emulated_gpus(original: Callable[..., None], before: dict[str, Any]) -> 
 def _set_up_again(args: Any) -> None:
     if args.use_cpu:
         raise MayaError(
-            "use_cpu=True, and a MayaCallback: what trains on the CPU needs no GPU.",
-            "Leave use_cpu out to emulate GPUs, or the callback to train.",
+            "use_cpu=True does not work together with a MayaCallback, which emulates GPUs.",
+            "Remove use_cpu to emulate GPUs, or remove the callback to train on the CPU.",
         )
     if args.device.type == "cuda":
         return
     if args.deepspeed:
         raise MayaError(
-            "these TrainingArguments were made before the MayaCallback, and DeepSpeed's batch sizes with them.",
-            "Make the MayaCallback first.",
+            "these TrainingArguments were created before the MayaCallback, so DeepSpeed's batch sizes are those of this machine.",
+            "Create the MayaCallback first.",
         )
-    del args.__dict__["_setup_devices"]  # found no GPU; asked again, it finds the emulated ones
+    del args.__dict__["_setup_devices"]  # it found no GPU; evaluated again, it finds the emulated ones
     _ = args.device
 
 
@@ -84,9 +82,9 @@ def _ending(original: Callable[..., Any], session: PluginSession, before: dict[s
         if self.args.device.type != "cuda":
             session.drop()
             raise MayaError(
-                "this Trainer was made before the emulation began.",
-                "Make the MayaCallback before the Trainer; with report_to='maya', import maya_huggingface.reporting before "
-                "TrainingArguments are made.",
+                "this Trainer was created before the emulation started.",
+                "Create the MayaCallback before the Trainer; with report_to='maya', import maya_huggingface.reporting before "
+                "you create TrainingArguments.",
             )
         failure: BaseException | None = None
         try:
@@ -96,7 +94,7 @@ def _ending(original: Callable[..., Any], session: PluginSession, before: dict[s
         steps, of = self.state.global_step, self.state.max_steps
         _release(self, before)
         stopped = session.end(failure)
-        _has_no_weights(self)
+        _disable(self)
         if failure is not None and not stopped:
             raise failure
         return TrainOutput(steps + stopped, float("nan"), _metrics(session.prediction, of))
@@ -105,7 +103,7 @@ def _ending(original: Callable[..., Any], session: PluginSession, before: dict[s
 
 
 def _release(trainer: Any, before: dict[str, Any]) -> None:
-    """Nothing of the emulated device stays with the Trainer or the user's objects."""
+    """Removes everything of the emulated device from the Trainer and from the user's objects."""
     trainer.accelerator.free_memory()
     trainer.optimizer = trainer.lr_scheduler = trainer._tr_loss = None
     handler = trainer.callback_handler
@@ -117,18 +115,20 @@ def _release(trainer: Any, before: dict[str, Any]) -> None:
         args, attributes = before["args"]
         vars(args).clear()
         vars(args).update(attributes)
-        if args.device.type == "cuda":  # made under the emulation: asked again, they find what there is
+        if args.device.type == "cuda":  # created under emulation; evaluated again, they find the real devices
             del args.__dict__["_setup_devices"]
     before.clear()
 
 
-def _has_no_weights(trainer: Any) -> None:
-    """It lives on, in a process without GPUs: its weights were never trained, and its accelerator is gone."""
-    for name, answer in LEFT_OUT.items():
+def _disable(trainer: Any) -> None:
+    """Makes later calls of the Trainer harmless: its weights were never trained, and its GPUs do not exist any more."""
+    for name, answer in ANSWERS.items():
         setattr(trainer, name, _skipped(name, answer))
 
     def train(*args: Any, **kwargs: Any) -> None:
-        raise MayaError("this Trainer has been emulated, and its GPUs are gone.", "Make a new one to train.")
+        raise MayaError(
+            "this Trainer was emulated, and its emulated GPUs do not exist any more.", "Create a new Trainer."
+        )
 
     trainer.train = train
 
@@ -142,7 +142,7 @@ def _skipped(name: str, answer: Any) -> Callable[..., Any]:
 
 
 def _metrics(prediction: Prediction | None, steps: int) -> dict[str, float]:
-    """The Trainer's own names, with predicted values."""
+    """Predicted values under the Trainer's own names."""
     if prediction is None or not prediction.step_time_s:
         return {}
     found = {

@@ -1,9 +1,9 @@
-"""attn_implementation="flash_attention_2" (and 3) without the flash_attn package, which needs a GPU to be built. PyTorch has the same
-kernels inside, and the device knows their time and memory: they stand in. Checked with transformers 5.22.
+"""A stand-in for attn_implementation="flash_attention_2" (and 3), because the flash_attn package needs a GPU to be built. PyTorch
+contains the same kernels, and their time and memory are known. Checked with transformers 5.22.
 
-Sequences laid end to end are a single launch of the package's, and no dense launch has their shape. It is taken as one over
-equal sequences, as many as give the same work: n of them where T tokens of lengths l have T*T/n = sum(l*l). A sliding
-window is taken as full attention.
+The package processes packed sequences in a single launch, and no dense launch has their shape. The stand-in assumes equal sequences
+with the same amount of work: n of them, where T tokens in sequences of lengths l have T*T/n = sum(l*l). A sliding window is assumed to
+be full attention.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from maya_core.ops.attention_choice import FLASH, only
 
 aten = torch.ops.aten
 UTILITIES = "transformers.modeling_flash_attention_utils"
-VERSIONS = (2, 3)  # how fast is for `maya run --attention` to say
-LOADED = (  # by transformers, for whatever flash attention came first
+VERSIONS = (2, 3)  # their speed is set with `maya run --attention`
+LOADED = (  # names that transformers sets for the flash attention that is used first
     "_loaded_implementation",
     "_flash_fn",
     "_flash_varlen_fn",
@@ -62,7 +62,7 @@ def _stand_in(integration: Integration, utilities: ModuleType) -> None:
     def lazy_imports(implementation: str | None, *args: Any, **kwargs: Any) -> Any:
         if implementation not in [f"flash_attention_{version}" for version in VERSIONS]:
             return original(implementation, *args, **kwargs)
-        integration.skip(f"{implementation} is PyTorch's own flash attention: the same kernels, none of the package")
+        integration.skip(f"{implementation} is replaced by PyTorch's own flash attention, which has the same kernels")
         varlen = functools.wraps(flash_attn_varlen_func)(
             functools.partial(flash_attn_varlen_func, integration.host_value)
         )
@@ -81,7 +81,7 @@ def flash_attn_func(
     window_size: tuple[int, int] = (-1, -1),
     deterministic: bool = False,
 ) -> torch.Tensor:
-    """Of (batch, tokens, heads, head)."""
+    """Attention of tensors of shape (batch, tokens, heads, head)."""
     heads_first = (one.transpose(1, 2) for one in (q, k, v))
     with only(FLASH):
         found = aten._scaled_dot_product_flash_attention(*heads_first, dropout_p, causal, False, scale=softmax_scale)
@@ -104,14 +104,14 @@ def flash_attn_varlen_func(
     window_size: tuple[int, int] = (-1, -1),
     deterministic: bool = False,
 ) -> torch.Tensor:
-    """Of (tokens, heads, head), sequences laid end to end."""
+    """Attention of packed sequences, of shape (tokens, heads, head)."""
     ends = value_of(cu_seqlens_q) if cu_seqlens_q.is_cuda else cu_seqlens_q
     out: torch.Tensor = _Varlen.apply(q, k, v, equal_sequences(cu_seqlens_q, ends), dropout_p, causal, softmax_scale)
     return out
 
 
 def equal_sequences(cu_seqlens: torch.Tensor, ends: torch.Tensor | None) -> int:
-    """How many of equal length make the same work. Where lengths are not known, all are taken to be the same."""
+    """The number of sequences of equal length with the same amount of work. Unknown lengths are assumed to be equal."""
     if ends is None:
         return max(1, cu_seqlens.numel() - 1)
     lengths = ends.diff().double()
@@ -120,31 +120,31 @@ def equal_sequences(cu_seqlens: torch.Tensor, ends: torch.Tensor | None) -> int:
 
 
 class _Varlen(torch.autograd.Function):
-    """Attention of `count` equal stretches, which overlap a little where the tokens cannot be divided."""
+    """Attention of `count` equal parts, which overlap a little if the tokens cannot be divided evenly."""
 
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, count: int, *how: Any) -> torch.Tensor:
         dropout, causal, scale = how
-        inputs = [_stretches(one, count) for one in (q, k, v)]
+        inputs = [_parts(one, count) for one in (q, k, v)]
         with only(FLASH):
             found = aten._scaled_dot_product_flash_attention(*inputs, dropout, causal, False, scale=scale)
         ctx.save_for_backward(q, k, v, *(found[index] for index in (0, 1, 6, 7)))
         ctx.lengths, ctx.count, ctx.how = found[4:6], count, how
-        return _laid_out(found[0], len(q))
+        return _packed(found[0], len(q))
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
         q, k, v, out, sums, seed, offset = ctx.saved_tensors
         dropout, causal, scale = ctx.how
-        inputs = [_stretches(one, ctx.count) for one in (grad, q, k, v)]
+        inputs = [_parts(one, ctx.count) for one in (grad, q, k, v)]
         grads = aten._scaled_dot_product_flash_attention_backward(
             *inputs, out, sums, None, None, *ctx.lengths, dropout, causal, seed, offset, scale=scale
         )
-        return *(_laid_out(one, len(q)) for one in grads), None, None, None, None
+        return *(_packed(one, len(q)) for one in grads), None, None, None, None
 
 
-def _stretches(tokens: torch.Tensor, count: int) -> torch.Tensor:
-    """(tokens, heads, head) as (count, heads, tokens of a stretch, head), without a copy."""
+def _parts(tokens: torch.Tensor, count: int) -> torch.Tensor:
+    """(tokens, heads, head) as (count, heads, tokens of a part, head), without a copy."""
     total, heads, head = tokens.shape
     count = min(count, total)
     length = -(-total // count)
@@ -153,5 +153,5 @@ def _stretches(tokens: torch.Tensor, count: int) -> torch.Tensor:
     return tokens.as_strided((count, heads, length, head), (apart * token, inner[0], token, inner[1]))
 
 
-def _laid_out(stretches: torch.Tensor, total: int) -> torch.Tensor:
-    return stretches.transpose(1, 2).flatten(0, 1)[:total]
+def _packed(parts: torch.Tensor, total: int) -> torch.Tensor:
+    return parts.transpose(1, 2).flatten(0, 1)[:total]

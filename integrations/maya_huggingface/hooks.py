@@ -1,6 +1,6 @@
-"""What changes in transformers, accelerate and their relatives while an emulation is on: each part in a file of its own, put on
-when the program imports what it is about, and undone when the emulation ends. Checked with transformers 5.22,
-accelerate 1.15, peft 0.21 and trl 1.16."""
+"""Installs the patches of transformers, accelerate and related packages for an emulation. Each subject has a file of its own. Patches
+are applied when the program imports the package and undone when the emulation ends. Checked with transformers 5.22, accelerate
+1.15, peft 0.21 and trl 1.16."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`accelerate launch` under `maya run`: the cluster it is told of is the emulated one. Its launchers for several processes end in
-torch.distributed.run, which the core takes over; here is what is left: how many GPUs it sees, the launcher of a single process,
-and DeepSpeed's, which would go to other machines."""
+"""Supports `accelerate launch` under `maya run`. Its launchers for several processes call torch.distributed.run, which the core
+handles. This module handles the rest: the number of GPUs that it sees, the launcher of a single process, and DeepSpeed's launcher,
+which would connect to other machines."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from maya_core.integration import Integration
 
 
 def install(integration: Integration) -> None:
-    if integration.launcher is None:  # emulated inside a program, which launches nothing
+    if integration.launcher is None:  # the emulation runs inside a program, which launches nothing
         return
     patches = integration.patches
     patches.when_imported("accelerate.commands.launch", functools.partial(_take_over, integration))
-    # Nothing listens on a port: one that is busy keeps nobody from emulating.
+    # No port is used under emulation, so a busy one does not matter.
     patches.when_imported(
         "accelerate.utils.launch", lambda module: patches.set(module, "is_port_in_use", lambda port=None: False)
     )
@@ -30,7 +30,7 @@ def _take_over(integration: Integration, launch: ModuleType) -> None:
     patches.set(
         launch, "prepare_simple_launcher_cmd_env", _emulated(launch.prepare_simple_launcher_cmd_env, integration)
     )
-    patches.set(launch, "deepspeed_launcher", _from_here(launch.deepspeed_launcher))
+    patches.set(launch, "deepspeed_launcher", _without_other_machines(launch.deepspeed_launcher))
 
 
 def _with_cluster(original: Callable[..., Any], integration: Integration) -> Callable[..., Any]:
@@ -40,10 +40,12 @@ def _with_cluster(original: Callable[..., Any], integration: Integration) -> Cal
         if nodes is not None and args.num_machines is None:
             args.num_machines = nodes
             args.num_processes = args.num_processes or nodes * (integration.given_gpus or 1)
-        if args.num_machines is not None and args.num_machines > 1:  # any address: nothing connects to it
+        if (
+            args.num_machines is not None and args.num_machines > 1
+        ):  # any address will do, because nothing connects to it
             args.machine_rank = args.machine_rank or 0
             args.main_process_ip = args.main_process_ip or "127.0.0.1"
-        if args.num_processes:  # without as many GPUs, accelerate would start one process
+        if args.num_processes:  # with fewer GPUs, accelerate would start only one process
             integration.grow(-(-args.num_processes // (args.num_machines or 1)))
         return original(args)
 
@@ -51,7 +53,7 @@ def _with_cluster(original: Callable[..., Any], integration: Integration) -> Cal
 
 
 def _emulated(original: Callable[..., Any], integration: Integration) -> Callable[..., Any]:
-    """The only child of `simple_launcher`."""
+    """Adds the environment of an emulated rank to the only child of `simple_launcher`."""
 
     @functools.wraps(original)
     def prepare(args: Namespace) -> tuple[list[str], dict[str, str]]:
@@ -62,8 +64,8 @@ def _emulated(original: Callable[..., Any], integration: Integration) -> Callabl
     return prepare
 
 
-def _from_here(original: Callable[..., Any]) -> Callable[..., Any]:
-    """DeepSpeed's own multi-node launchers (pdsh, mpirun) need the other machines. The ranks they start are torchrun's."""
+def _without_other_machines(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Replaces DeepSpeed's multi-node launchers (pdsh, mpirun), which need other machines. They start the same ranks as torchrun."""
 
     @functools.wraps(original)
     def deepspeed_launcher(args: Namespace) -> Any:

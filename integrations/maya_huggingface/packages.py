@@ -1,5 +1,5 @@
-"""Packages that work on a real GPU only. Some have a stand-in (flash_attention.py, triton_kernels.py); the rest is refused by name,
-where transformers would go on to say that it should be installed, which would not help."""
+"""Refuses packages that only work on a real GPU and have no stand-in (flash_attention.py and triton_kernels.py contain stand-ins).
+transformers would advise to install them, which would not help."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from maya_core.errors import MayaError
 from maya_core.integration import Integration
 from maya_core.session import gpu_only
 
-# what is asked for: what to do without it
+# package: what to do without it
 INSTEAD = {
     "apex": "Set optim='adamw_torch_fused', which is the same.",
-    "bitsandbytes": f"Set optim='adamw_torch_fused', or leave quantization out. {gpu_only.INSTEAD['bitsandbytes']}",
-    "torchao": "Emulate with optim='adamw_torch_fused', and take the difference in states off the predicted memory.",
+    "bitsandbytes": f"Set optim='adamw_torch_fused', or remove quantization. {gpu_only.INSTEAD['bitsandbytes']}",
+    "torchao": "Emulate with optim='adamw_torch_fused', and subtract the difference of the optimizer states from the predicted memory.",
     "liger_kernel": f"Set use_liger_kernel=False. {gpu_only.INSTEAD['liger_kernel']}",
     "quantization": "Emulate the model without it: memory and time are then those of its own dtype.",
 }
-# optim=: words in its name, and whose it is
+# package: words in the names of its optimizers (optim=)
 OPTIMIZERS = {
     "apex": ("apex",),
     "bitsandbytes": ("bnb", "paged_", "adamw_8bit", "ademamix", "lion", "galore_adamw_8bit"),
@@ -57,15 +57,15 @@ def install(integration: Integration) -> None:
     patches.when_imported("transformers.utils.quantization_config", quantization)
 
 
-def refusal(asked: str, package: str) -> MayaError:
+def refusal(setting: str, package: str) -> MayaError:
     kernels = "kernels of its own" if package == "quantization" else f"kernels of {package}'s own"
     return MayaError(
-        f"{asked} cannot be emulated: it needs {kernels}, whose time and memory are not known.", INSTEAD[package]
+        f"{setting} cannot be emulated: it needs {kernels}, whose time and memory are not known.", INSTEAD[package]
     )
 
 
-def _refusing(asked: str, package: str) -> Any:
+def _refusing(setting: str, package: str) -> Any:
     def refuse(*args: Any, **kwargs: Any) -> None:
-        raise refusal(asked, package)
+        raise refusal(setting, package)
 
     return refuse

@@ -1,4 +1,4 @@
-"""What accelerate does only every so many batches: said, where the steps that are emulated end before. Checked with accelerate 1.15."""
+"""Warns if the emulation ends before something that accelerate does only every few batches. Checked with accelerate 1.15."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def _local_sgd(integration: Integration, module: ModuleType) -> None:
         if not self.enabled or limit is None:
             return
         period = ceil(self.local_sgd_steps / self.accelerator.gradient_accumulation_steps)
-        if period >= limit:  # the first step is no steady one
+        if period >= limit:  # the first step is not a steady one
             integration.skip(
-                f"{limit} steps are recorded, and LocalSGD averages the weights every {period}: the step is told without that. "
-                f"--steps {1 + period} has it in the mean"
+                f"only {limit} steps are recorded, but LocalSGD averages the weights every {period} steps, so the step time does not include it. "
+                f"Use --steps {1 + period} to include it"
             )
 
     integration.patches.set(module.LocalSGD, "__init__", __init__)

@@ -1,5 +1,5 @@
-"""`report_to="maya"` in TrainingArguments: a MayaCallback that environment variables configure. Arguments are where it has to begin,
-for they look for GPUs at once."""
+"""Supports `report_to="maya"` in TrainingArguments: a MayaCallback that is configured by environment variables. The emulation starts
+with the arguments, because they look for GPUs at once."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ NAME = "maya"
 
 
 def register(patches: Patches) -> None:
-    patches.when_imported("transformers.integrations.integration_utils", functools.partial(_known, patches))
+    patches.when_imported("transformers.integrations.integration_utils", functools.partial(_add_name, patches))
     patches.when_imported("transformers.training_args", functools.partial(_begin_early, patches))
 
 
-def _known(patches: Patches, integrations: ModuleType) -> None:
+def _add_name(patches: Patches, integrations: ModuleType) -> None:
     class Maya:
-        """Made by Trainer, unless the arguments have made it already."""
+        """Created by Trainer, unless the arguments have already created it."""
 
         def __new__(cls) -> Any:
             from maya_huggingface.callback import MayaCallback
@@ -34,8 +34,8 @@ def _begin_early(patches: Patches, module: ModuleType) -> None:
 
     @functools.wraps(original)
     def __post_init__(self: Any) -> None:
-        asked = [self.report_to] if isinstance(self.report_to, str) else self.report_to or []
-        if NAME in asked:
+        requested = [self.report_to] if isinstance(self.report_to, str) else self.report_to or []
+        if NAME in requested:
             import transformers.integrations.integration_utils as integrations
 
             from maya_core.session.plugin import PluginSession

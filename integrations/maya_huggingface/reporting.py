@@ -1,5 +1,4 @@
-"""`import maya_huggingface.reporting` makes report_to="maya" known, for as long as the process lives. Under `maya run` it is known
-without."""
+"""`import maya_huggingface.reporting` enables report_to="maya" in this process. Under `maya run` it is always enabled."""
 
 from maya_core.patches import Patches
 from maya_huggingface.report_to import register

@@ -1,6 +1,6 @@
-"""What is left out under emulation: evaluation, saving and uploading, loggers, progress bars and the Trainer's own speeds. Weights
-are not computed, so nothing can be told of them or kept; and time on this machine says nothing of the GPUs'. The steps
-themselves, and learning rates, are untouched."""
+"""Skips evaluation, saving, uploading, loggers, progress bars and the Trainer's own speeds under emulation. Weights are not computed,
+so they cannot be evaluated or saved, and times on this machine are not those of the GPUs. The steps themselves and learning rates
+are unchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from maya_core.integration import Integration, StopProgram
 
-# Who writes to a folder of the user's. Before training begins they do: scripts make their own tokenizers and models so.
+# Classes that write to a folder of the user. They may do so before training starts: scripts create tokenizers and models in this way.
 SAVERS = {
     "transformers.modeling_utils": "PreTrainedModel",
     "transformers.configuration_utils": "PreTrainedConfig",
@@ -25,12 +25,12 @@ SAVERS = {
     "peft.peft_model": "PeftModel",
 }
 HUB = ("create_commit", "create_branch", "create_tag", "upload_file", "upload_folder", "upload_large_folder")
-LOGGERS = "transformers.integrations.integration_utils"  # all of its callbacks report to somewhere
+LOGGERS = "transformers.integrations.integration_utils"  # all callbacks of this module are loggers
 PROGRESS = ("ProgressCallback", "PrinterCallback", "NotebookProgressCallback")
 
 
 class NoMetrics(dict[str, float]):
-    """Of an evaluation that was left out: whatever is asked for is not a number."""
+    """The metrics of a skipped evaluation: every value is NaN."""
 
     def __missing__(self, name: str) -> float:
         return float("nan")
@@ -66,17 +66,17 @@ def _trainer(integration: Integration, module: ModuleType) -> None:
 
     @functools.wraps(evaluation_loop)
     def no_evaluation(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.train_dataset is None:  # there is nothing else to emulate
+        if self.train_dataset is None:  # evaluation is all that the program does
             return evaluation_loop(self, *args, **kwargs)
         integration.skip("evaluation is skipped")
         return module.EvalLoopOutput(predictions=None, label_ids=None, metrics=NoMetrics(), num_samples=0)
 
     @functools.wraps(predict)
     def no_predictions(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """What a program does with predictions needs them, and may write them where real ones are."""
+        """Ends the program, because it would use predictions that do not exist, and might overwrite real ones."""
         if self.train_dataset is None:
             return predict(self, *args, **kwargs)
-        if not integration.owns_process:  # the process is the user's, and continues afterwards
+        if not integration.owns_process:  # the process belongs to the user and continues afterwards
             integration.skip("there are no predictions")
             return module.PredictionOutput(predictions=None, label_ids=None, metrics=NoMetrics())
         integration.skip("there are no predictions: the program ends here")
@@ -96,12 +96,12 @@ def _trainer(integration: Integration, module: ModuleType) -> None:
 def _only_maya(report_to: Any) -> list[Any]:
     from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
-    asked = [report_to] if isinstance(report_to, str) else report_to or []
-    return [INTEGRATION_TO_CALLBACK[name] for name in asked if name == "maya"]
+    requested = [report_to] if isinstance(report_to, str) else report_to or []
+    return [INTEGRATION_TO_CALLBACK[name] for name in requested if name == "maya"]
 
 
 def _arguments(integration: Integration, module: ModuleType) -> None:
-    """So the folder for results is not even made."""
+    """Prevents that the folder for results is created."""
     integration.patches.set(module.TrainingArguments, "should_save", property(lambda self: False))
 
 

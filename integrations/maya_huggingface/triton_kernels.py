@@ -1,5 +1,5 @@
-"""Triton kernels of Hugging Face's own trainers, with stand-ins of the same launches and memory traffic: they take part of a tensor at a time,
-which the core, that records kernels in general, does not know. Checked with trl 1.16."""
+"""Stand-ins for Triton kernels of Hugging Face's trainers, with the same launches and memory traffic. These kernels process a part of a
+tensor at a time, which the core's general recording of kernels cannot know. Checked with trl 1.16."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from maya_core.integration import Integration
 
 
 class Launched:
-    """In place of a Triton kernel: `kernel[grid](...)` does what the function does."""
+    """Replaces a Triton kernel: `kernel[grid](...)` calls a function."""
 
     def __init__(self, function: Callable[..., None], on_launch: Callable[[], None]) -> None:
         self.function = function
@@ -26,12 +26,12 @@ class Launched:
 
 
 def read_logits(tile: torch.Tensor, _: int, targets: torch.Tensor, result: torch.Tensor, *args: Any, **kw: Any) -> None:
-    """trl folds a tile of logits into a few numbers for each token: one pass that reads it."""
+    """trl reduces a tile of logits to a few numbers per token: one pass that reads the tile."""
     torch.sum(tile, -1, dtype=result.dtype, out=result)
 
 
 def rewrite_logits(tile: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-    """And turns it into its gradient: one pass that reads and writes it."""
+    """trl turns a tile of logits into its gradient: one pass that reads and writes the tile."""
     tile.neg_()
 
 
@@ -46,11 +46,11 @@ def install(integration: Integration) -> None:
 
     def stand_in(kernels: dict[str, Callable[..., None]], module: ModuleType) -> None:
         for name, function in kernels.items():
-            patches.set(module, name, Launched(function, functools.partial(integration.skip, _taken_as(module))))
+            patches.set(module, name, Launched(function, functools.partial(integration.skip, _note(module))))
 
     for name, kernels in STAND_INS.items():
         patches.when_imported(name, functools.partial(stand_in, kernels))
 
 
-def _taken_as(module: ModuleType) -> str:
-    return f"the Triton kernels of {module.__name__} are taken as one pass over their data each"
+def _note(module: ModuleType) -> str:
+    return f"the Triton kernels of {module.__name__} are each assumed to be one pass over their data"

@@ -1,5 +1,5 @@
-"""A program that nobody launched and that sees several GPUs. On a real machine Trainer would fall into nn.DataParallel, and a loop
-of accelerate's would leave all but one GPU idle: neither is what is asked of Maya, so the process becomes rank 0 of a DDP world."""
+"""Handles a program without a launcher that sees several GPUs. On a real machine Trainer would use nn.DataParallel, and a loop with
+accelerate would leave all but one GPU idle. Neither is what the user wants to predict, so the process becomes rank 0 of a DDP world."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from maya_core.messages import say
 
 def install(integration: Integration) -> None:
     patches = integration.patches
-    patches.when_imported("accelerate.state", functools.partial(_joined, integration))
-    for module in ("accelerate.launchers", "accelerate"):  # the second has the name by then, if it was imported before
+    patches.when_imported("accelerate.state", functools.partial(_become_world, integration))
+    for module in (
+        "accelerate.launchers",
+        "accelerate",
+    ):  # the second module also has the name, if the first was imported before
         if module != "accelerate" or "accelerate.launchers" in sys.modules:
             patches.when_imported(module, functools.partial(_from_a_notebook, integration))
 
 
 def _from_a_notebook(integration: Integration, module: ModuleType) -> None:
-    """notebook_launcher forks a process for each GPU: here the notebook's own becomes rank 0."""
+    """Makes the process of the notebook rank 0. The real notebook_launcher forks a process for each GPU."""
 
     @functools.wraps(module.notebook_launcher)
     def notebook_launcher(
@@ -41,8 +44,8 @@ def _from_a_notebook(integration: Integration, module: ModuleType) -> None:
     integration.patches.set(module, "notebook_launcher", notebook_launcher)
 
 
-def _joined(integration: Integration, state: ModuleType) -> None:
-    """Trainer's arguments and every Accelerator ask PartialState first."""
+def _become_world(integration: Integration, state: ModuleType) -> None:
+    """Patches PartialState, which TrainingArguments and every Accelerator create first."""
     original = state.PartialState.__init__
 
     @functools.wraps(original)
@@ -50,8 +53,8 @@ def _joined(integration: Integration, state: ModuleType) -> None:
         if not cpu and not self._shared_state and "LOCAL_RANK" not in os.environ and integration.gpus > 1:
             world = World(integration.request.nodes or 1, integration.gpus)
             say(
-                f"{world.size:,} GPUs and one process: emulated as {world.size:,} ranks of DistributedDataParallel, as torchrun "
-                "would start them, and not as nn.DataParallel"
+                f"one process sees {world.size:,} GPUs: emulating {world.size:,} ranks of DistributedDataParallel, as torchrun "
+                "would start them, instead of nn.DataParallel"
             )
             integration.become_world(world)
         original(self, cpu, **kwargs)

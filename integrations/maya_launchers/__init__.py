@@ -1,1 +1,1 @@
-"""Maya's flags on other projects' launchers. maya_launchers.pth loads this package in their processes only."""
+"""Adds Maya's flags to the launchers of other projects. maya_launchers.pth loads this package only in their processes."""

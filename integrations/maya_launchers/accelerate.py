@@ -1,5 +1,5 @@
-"""`accelerate launch --emulate train.py`. Loaded by a .pth file wherever 'accelerate' is in the first words of a command, so it looks
-twice, and costs next to nothing. Checked with accelerate 1.15."""
+"""Supports `accelerate launch --emulate train.py`. A .pth file loads this module in every process whose command begins with a word
+that contains 'accelerate', so it checks the command exactly and is cheap to import. Checked with accelerate 1.15."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def is_launcher(command: list[str]) -> bool:
 
 
 def requested_world(command: list[str]) -> tuple[int | None, int | None]:
-    """The machines, and the processes on each, that a command of `accelerate launch` asks for."""
+    """The machines, and the processes on each, that a command of `accelerate launch` requests."""
     machines, processes = flags.number_after(command, "--num_machines"), flags.number_after(command, "--num_processes")
     return machines, processes // (machines or 1) if processes else None
 
@@ -51,7 +51,7 @@ def _under_maya(original: Callable[[Namespace], Any]) -> Callable[[Namespace], A
     @functools.wraps(original)
     def launch_command(args: Namespace) -> Any:
         if (alone := flags.alone(args)) is not None:
-            raise SystemExit(f"accelerate launch: error: {alone} without --emulate")
+            raise SystemExit(f"accelerate launch: error: {alone} needs --emulate")
         if not args.emulate or flags.emulated():
             return original(args)
         flags.run_under_maya(args, len(args.training_script_args))

@@ -1,5 +1,5 @@
-"""`deepspeed --emulate train.py`. Loaded by a .pth file wherever 'deepspeed' is in the first words of a command, so it looks twice,
-and costs next to nothing. Checked with deepspeed 0.19."""
+"""Supports `deepspeed --emulate train.py`. A .pth file loads this module in every process whose command begins with a word that
+contains 'deepspeed', so it checks the command exactly and is cheap to import. Checked with deepspeed 0.19."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def is_launcher(command: list[str]) -> bool:
 
 
 def requested_world(command: list[str]) -> tuple[int | None, int | None]:
-    """The nodes, and the GPUs of each, that a `deepspeed` command asks for."""
+    """The nodes, and the GPUs of each, that a `deepspeed` command requests."""
     return flags.number_after(command, "--num_nodes"), flags.number_after(command, "--num_gpus")
 
 
 class Parser(argparse.ArgumentParser):
-    """DeepSpeed's parser, which is a local of one of its functions, with the flags."""
+    """DeepSpeed's parser with Maya's flags. The original is a local variable of a function."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         flags.add_to(self)
@@ -35,8 +35,8 @@ class Parser(argparse.ArgumentParser):
         if found.emulate and not flags.emulated():
             flags.run_under_maya(found, len(found.user_args))
         if (alone := flags.alone(found)) is not None:
-            self.error(f"{alone} without --emulate")
-        for name in ("emulate", *flags.names()):  # the rest is DeepSpeed's own
+            self.error(f"{alone} needs --emulate")
+        for name in ("emulate", *flags.names()):  # the rest belongs to DeepSpeed
             delattr(found, name)
         return found
 

@@ -1,4 +1,4 @@
-"""The flags themselves, the same for every launcher, and what `--emulate` does: it runs the command as it was typed under `maya run`.
+"""Defines the flags, which are the same for every launcher. `--emulate` runs the command as it was typed under `maya run`.
 
 Every option of `maya run` has a flag: `--emulate-gpu` for `--gpu`, `--emulate-steps` for `--steps`, and so on.
 """
@@ -16,7 +16,7 @@ PREFIX = "emulate_"
 
 @functools.cache
 def _options() -> dict[str, tuple[str, str | None]]:
-    """The options of `maya run`, by their flag's name here: help, and the name of the value, None for a switch."""
+    """The options of `maya run` by the name of their flag: the help text, and the name of the value, or None for a switch."""
     from maya_core.request import Request, is_switch, options_of, tracker_options_shown
 
     every = [*options_of(Request), *tracker_options_shown()]
@@ -32,7 +32,7 @@ def names() -> list[str]:
 
 def add_to(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("Maya Arguments", "Emulate the launch on GPUs that do not exist.")
-    # A flag without a value: with an optional one, it would take the training script for its value.
+    # A flag without a value: an optional value would consume the training script.
     group.add_argument(
         "--emulate", action="store_true", help="Predict step time, memory and cost on emulated GPUs (`maya run`)."
     )
@@ -46,7 +46,7 @@ def add_to(parser: ArgumentParser) -> None:
 
 
 def run_under_maya(args: Namespace, script_arguments: int) -> NoReturn:
-    """Turns this process into `maya run` of its own command, of which the last words are the training script's."""
+    """Replaces this process by `maya run` of its own command. The last words belong to the training script."""
     options = []
     for name, (_, value) in _options().items():
         given = getattr(args, name)
@@ -60,7 +60,7 @@ def run_under_maya(args: Namespace, script_arguments: int) -> NoReturn:
 
 
 def without_flags(command: list[str], script_arguments: int) -> list[str]:
-    """The command without Maya's flags. What comes after the training script is the script's own."""
+    """The command without Maya's flags. What follows the training script belongs to the script."""
     head = command[: len(command) - script_arguments]
     kept, value_follows = [], False
     for word in head:
@@ -74,13 +74,13 @@ def without_flags(command: list[str], script_arguments: int) -> list[str]:
 
 
 def alone(args: Namespace) -> str | None:
-    """A flag of an emulation that is not asked for, as it is typed; None if there is none."""
+    """One of Maya's flags that was given without --emulate, as it is typed; None if there is none."""
     given = (name for name in names() if not args.emulate and getattr(args, name) is not None)
     return next((f"--{name.replace('_', '-')}" for name in given), None)
 
 
 def emulated() -> bool:
-    """Whether this process runs under `maya run` already."""
+    """Whether this process already runs under `maya run`."""
     process = sys.modules.get("maya_core.session.process")
     return process is not None and process.emulation_here() is not None
 

@@ -1,4 +1,4 @@
-"""Callbacks that every Trainer gets, by Lightning's `callbacks_factory` entry points, and that do nothing unless Maya is in use."""
+"""The callback that every Trainer gets through Lightning's `callbacks_factory` entry points. It does nothing unless Maya is in use."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def for_pytorch_lightning() -> list[Any]:
 
 
 def _callbacks(module: str) -> list[Any]:
-    if "maya_lightning.plugin" not in sys.modules:  # nobody has emulated anything in this process
+    if "maya_lightning.plugin" not in sys.modules:  # nothing was emulated in this process
         return []
     base = sys.modules[module].Callback
     return [type("MayaRules", (EmulationCallback, base), {})()]
 
 
 class EmulationCallback:
-    """In the loop: what depends on metrics of a validation that is left out does without them."""
+    """Checks the plugin, and lets schedulers work without the metrics of the skipped validation."""
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         from maya_core.errors import MayaError
@@ -31,8 +31,8 @@ class EmulationCallback:
         emulator = trainer._accelerator_connector.cluster_environment
         if isinstance(emulator, MayaEmulator) and emulator.session.integration is None:
             raise MayaError(
-                "this MayaEmulator's emulation was over before the Trainer was made.",
-                "Make a new one for every Trainer: Trainer(plugins=[MayaEmulator(...)]).",
+                "the emulation of this MayaEmulator had already ended when the Trainer was created.",
+                "Create a new one for every Trainer: Trainer(plugins=[MayaEmulator(...)]).",
             )
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:

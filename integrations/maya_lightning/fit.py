@@ -1,7 +1,7 @@
-"""`Trainer.fit` under emulation: a few steps of the program's own training and nothing else. Validation, sanity steps, checkpoints,
-profiles and logs are left out; schedules are not touched, for the Trainer's limits stay what they are.
+"""Runs `Trainer.fit` under emulation: a few steps of the program's own training and nothing else. Validation, sanity steps,
+checkpoints, profilers and logs are skipped. Schedules are unchanged, because the limits of the Trainer stay the same.
 
-In a process that lives on, the model and the Trainer are afterwards what they were before.
+In a process that continues afterwards, the model and the Trainer are restored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NO_WEIGHTS = "the emulated training has no weights to use"
 
 
 def install(integration: Integration, module: ModuleType) -> None:
-    """`module` has the Trainer."""
+    """Patches the Trainer in `module`."""
     patches = integration.patches
     trainer = module.Trainer
     patches.set(trainer, "fit", _emulated(trainer.fit, integration))
@@ -34,12 +34,12 @@ def install(integration: Integration, module: ModuleType) -> None:
 
 
 def _skipped(name: str, answer: Any) -> Callable[..., Any]:
-    said: list[str] = []
+    printed: list[str] = []
 
     def skip(*_: Any, **__: Any) -> Any:
-        if not said:
+        if not printed:
             say(f"under emulation trainer.{name} is skipped: {NO_WEIGHTS}")
-        said.append(name)
+        printed.append(name)
         return answer
 
     return skip
@@ -49,9 +49,9 @@ def _emulated(original: Callable[..., None], integration: Integration) -> Callab
     @functools.wraps(original)
     def fit(trainer: Any, model: Any, *args: Any, **kwargs: Any) -> None:
         if trainer.strategy.root_device.type != "cuda":
-            return original(trainer, model, *args, **kwargs)  # a CPU training beside the emulated one
+            return original(trainer, model, *args, **kwargs)  # a training on the CPU besides the emulated one
         if kwargs.pop("ckpt_path", None) is not None:
-            say("under emulation no checkpoint is read: the training begins at its first step")
+            say("under emulation no checkpoint is read: the training starts at its first step")
         session = PluginSession.current
         weights = ModelState(model) if isinstance(model, nn.Module) else None
         try:
@@ -68,7 +68,7 @@ def _emulated(original: Callable[..., None], integration: Integration) -> Callab
 
 
 def _end(session: PluginSession, trainer: Any, error: BaseException | None) -> bool:
-    """The emulation ends with the training. Whether the error was only the end of the steps."""
+    """Ends the emulation. True if the error only marked the end of the requested steps."""
     stopped = session.end(error)
     if stopped:
         trainer.state.status = type(trainer.state.status).FINISHED
@@ -79,7 +79,7 @@ def _end(session: PluginSession, trainer: Any, error: BaseException | None) -> b
 
 
 def _emulate_again(trainer: Any, emulator: MayaEmulator) -> None:
-    """This Trainer is one for emulated GPUs for ever: another `fit` emulates again."""
+    """Makes another `fit` emulate again, because this Trainer can only use emulated GPUs."""
 
     def fit(*args: Any, **kwargs: Any) -> None:
         emulator.session.begin()
@@ -96,15 +96,15 @@ def _emulate_again(trainer: Any, emulator: MayaEmulator) -> None:
 
 @contextmanager
 def _only_steps(trainer: Any, weights: ModelState | None) -> Iterator[None]:
-    package = sys.modules[type(trainer.state).__module__.partition(".trainer")[0]]  # of the two distributions
+    package = sys.modules[type(trainer.state).__module__.partition(".trainer")[0]]  # one of the two distributions
     loggers, profiler = trainer.loggers, trainer.profiler
     limits = trainer.limit_val_batches, trainer.num_sanity_val_steps
-    # A logger that is asked its name may begin an experiment; a checkpoint callback asks, and remembers.
+    # Reading the name of a logger may create an experiment. Checkpoint callbacks read it and remember it.
     state = [(one, dict(vars(one))) for one in (*loggers, *trainer.checkpoint_callbacks)]
     teardown = trainer.strategy.teardown
 
     def release() -> None:
-        """Before Lightning copies weights and optimizer states to the host: there is nothing in them."""
+        """Runs before Lightning copies weights and optimizer states to the host, which would be pointless."""
         trainer.strategy.optimizers = []
         if weights is not None:
             weights.put_back()
@@ -129,9 +129,9 @@ def _only_steps(trainer: Any, weights: ModelState | None) -> Iterator[None]:
 
 
 def _silent(base: type, logger: Any) -> Any:
-    """A logger of the same name and place, that takes everything and writes nothing."""
+    """A logger with the same name and folder that accepts everything and writes nothing."""
 
-    def of_the_users(name: str) -> property:
+    def delegated(name: str) -> property:
         return property(lambda _: getattr(logger, name))
 
-    return type("SilentLogger", (base,), {name: of_the_users(name) for name in ("name", "version", "save_dir")})()
+    return type("SilentLogger", (base,), {name: delegated(name) for name in ("name", "version", "save_dir")})()

@@ -1,7 +1,7 @@
-"""What changes in Lightning while an emulation is on. Checked with lightning, pytorch-lightning and fabric 2.6.
+"""Installs the patches of Lightning for an emulation. Checked with lightning, pytorch-lightning and fabric 2.6.
 
-Two places decide everything: the connector, where a Trainer or a Fabric turns its arguments into devices and ranks (connect.py),
-and `Trainer.fit` (fit.py). Callbacks that write, stop or show wall-clock time keep quiet.
+The two main ones are in other files: the connector, where a Trainer or a Fabric turns its arguments into devices and ranks
+(connect.py), and `Trainer.fit` (fit.py). Callbacks that write files, stop the training or show wall-clock time do nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from maya_core.patches import Patches
 DISTRIBUTIONS = (("lightning.pytorch", "lightning.fabric"), ("pytorch_lightning", "lightning_fabric"))
 PACKAGES = ("lightning", "pytorch_lightning", "lightning_fabric", "lightning_utilities")
 
-# Callbacks that save, look for metrics of a validation that is skipped, search by trial, or tell the emulator's own time.
+# Callbacks that save, need metrics of the skipped validation, try out settings, or show the time of the emulation.
 QUIET = {
     "callbacks.model_checkpoint": "ModelCheckpoint",
     "callbacks.on_exception_checkpoint": "OnExceptionCheckpoint",
@@ -50,7 +50,7 @@ def install(integration: Integration) -> None:
         patches.when_imported(f"{fabric}.fabric", functools.partial(_fabric, integration))
         patches.when_imported(f"{trainer}.trainer.trainer", functools.partial(_fit, integration))
         for module, name in QUIET.items():
-            patches.when_imported(f"{trainer}.{module}", functools.partial(_hush, patches, name))
+            patches.when_imported(f"{trainer}.{module}", functools.partial(_silence, patches, name))
         patches.when_imported(f"{fabric}.plugins.environments.cluster_environment", _take_as_environment)
 
 
@@ -73,7 +73,7 @@ def _fabric_run(integration: Integration, module: ModuleType) -> None:
 
 
 def _no_weights(integration: Integration, module: ModuleType) -> None:
-    """Saved into memory first, and from there to the file: torch.save alone does not see it."""
+    """Skips writing weights. Lightning saves to memory first and then to the file, so patching torch.save is not enough."""
     original = module._atomic_save
 
     @functools.wraps(original)
@@ -86,12 +86,12 @@ def _no_weights(integration: Integration, module: ModuleType) -> None:
 
 
 def _fabric(integration: Integration, module: ModuleType) -> None:
-    """Logs are not written, nor are weights that were trained; to gather them would only be in the time of a step."""
+    """Skips logs and trained weights. Gathering the weights would only add to the time of a step."""
     patches, original = integration.patches, module.Fabric.save
 
     @functools.wraps(original)
     def save(self: Any, path: Any, state: Any, filter: Any = None) -> None:
-        if not integration.steps.begun:  # made by the program, and perhaps read again
+        if not integration.steps.begun:  # created by the program, and possibly read again
             return original(self, path, state, filter)
         integration.checkpoints.skip("fabric.save writes nothing", path, all_ranks=True)
 
@@ -100,18 +100,18 @@ def _fabric(integration: Integration, module: ModuleType) -> None:
         patches.set(module.Fabric, name, _nothing)
 
 
-def _hush(patches: Patches, name: str, module: ModuleType) -> None:
-    """The callback stays where the program expects it, and does nothing in the loop."""
+def _silence(patches: Patches, name: str, module: ModuleType) -> None:
+    """Makes all hooks of a callback do nothing. The callback itself stays where the program expects it."""
     kind = getattr(module, name)
     hooks = {hook for base in kind.__mro__ if _own(base) for hook in vars(base) if hook.startswith("on_")}
-    if name == "SaveConfigCallback":  # which writes as soon as it is set up
+    if name == "SaveConfigCallback":  # it writes during setup
         hooks.add("setup")
     for hook in sorted(hooks - {"on_save_checkpoint", "on_load_checkpoint"}):
         patches.set(kind, hook, _nothing)
 
 
 def _own(kind: type) -> bool:
-    """Not the base of all callbacks, whose hooks do nothing."""
+    """Whether a class defines hooks that do something: not the base class of all callbacks."""
     return kind.__module__.rpartition(".")[2] != "callback" and kind is not object
 
 

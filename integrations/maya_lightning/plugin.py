@@ -1,5 +1,5 @@
-"""The plugin. To Lightning it is a ClusterEnvironment: it says which rank of which world this process is. What else changes in
-Lightning while the emulation is on is in hooks.py."""
+"""The plugin for Lightning. It is a ClusterEnvironment, which tells Lightning the rank of this process and the size of the world. The
+other changes to Lightning are in hooks.py."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MayaEmulator:
 
     def __init__(self, gpu: str | None = None, **options: Any) -> None:
         self.session = PluginSession("MayaEmulator", gpu=gpu, **options)
-        self.world: World | None = None  # once a Trainer or a Fabric has been made with it
+        self.world: World | None = None  # set when a Trainer or a Fabric is created with it
         self.session.begin()
 
     @property
@@ -41,7 +41,7 @@ class MayaEmulator:
         if self.session.prediction is None:
             raise MayaError(
                 "there is no prediction yet.",
-                "It is there after `trainer.fit`; under `maya run`, the command prints it and writes it to --out.",
+                "It is available after `trainer.fit`; under `maya run`, the command prints it and writes it to --out.",
             )
         return self.session.prediction
 
@@ -54,7 +54,7 @@ class MayaEmulator:
     ) -> bool:
         return self.session.end(error)
 
-    # ---- what Lightning asks of a ClusterEnvironment; a launcher's environment variables are there in a world of several ----
+    # ---- the interface of a ClusterEnvironment; with several ranks, the environment variables of a launcher are set ----
     @property
     def creates_processes_externally(self) -> bool:
         return True
@@ -92,8 +92,8 @@ class MayaEmulator:
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
         if num_devices * num_nodes != self.world_size():
             raise MayaError(
-                f"devices={num_devices} and num_nodes={num_nodes} in a world of {self.world_size()} ranks.",
-                "The command that starts the ranks and the Trainer must say the same.",
+                f"devices={num_devices} and num_nodes={num_nodes} do not match a world of {self.world_size()} ranks.",
+                "Give the Trainer the same numbers as the command that starts the ranks.",
             )
 
     def teardown(self) -> None:
@@ -104,10 +104,10 @@ MayaEmulator.__init__.__signature__ = plugin_signature()  # type: ignore[attr-de
 
 
 def take_as_environment(module: ModuleType) -> None:
-    """`module` has Lightning's ClusterEnvironment: of each distribution its own."""
+    """Registers the plugin as a ClusterEnvironment. Each distribution of Lightning has its own class."""
     module.ClusterEnvironment.register(MayaEmulator)
 
 
-for name in ("lightning.fabric", "lightning_fabric"):  # for LightningCLI, which asks before it makes one
+for name in ("lightning.fabric", "lightning_fabric"):  # LightningCLI checks the class before it creates an instance
     if found := sys.modules.get(f"{name}.plugins.environments.cluster_environment"):
         take_as_environment(found)

@@ -49,8 +49,8 @@ def calibrate(experiment: str, uri: str | None, gpu: str | None, name: str | Non
     target = name or f"{chosen}-runs"
     older = _older(target, chosen, add, replace)
     with tempfile.TemporaryDirectory(prefix="maya-") as folder:
-        cases, left_out = _cases(client, jobs, Path(folder))
-        for reason in left_out:
+        cases, skipped = _cases(client, jobs, Path(folder))
+        for reason in skipped:
             console.print(f"  [dim]left out:[/dim] {reason}", highlight=False, soft_wrap=True)
         factors = fit(cases, found.name, older)
     console.print(_table(cases, factors))
@@ -102,14 +102,14 @@ def _older(name: str, gpu: str, add: bool, replace: bool) -> Calibration | None:
 
 
 def _cases(client: Any, jobs: list[list[Pair]], folder: Path) -> tuple[list[FactorCase], list[str]]:
-    cases, left_out = [], []
+    cases, skipped = [], []
     for number, job_pairs in enumerate(jobs):
         newest = job_pairs[-1].predicted
         where = folder / str(number)
         where.mkdir()
         names = {one.path for one in ask(client.list_artifacts, newest.run_id)}
         if "trace" not in names:
-            left_out.append(f"{newest.name} {newest.run_id[:8]}, whose trace is not among its artifacts")
+            skipped.append(f"{newest.name} {newest.run_id[:8]}, whose trace is not among its artifacts")
             continue
         job = read_job(ask(client.download_artifacts, newest.run_id, "trace", str(where)))
         options = PredictionOptions(
@@ -118,7 +118,7 @@ def _cases(client: Any, jobs: list[list[Pair]], folder: Path) -> tuple[list[Fact
         )
         actual = statistics.median(pair.actual.metrics[keys.STEP_TIME] for pair in job_pairs)
         cases.append(FactorCase(f"{newest.name} {newest.run_id[:8]}", job, recorded_cluster(job), options, actual))
-    return cases, left_out
+    return cases, skipped
 
 
 def _table(cases: list[FactorCase], factors: RunFactors) -> Table:

@@ -25,7 +25,7 @@ Tell = Callable[[dict[str, object]], None]
 
 
 def send(folder: Path, tell: Tell, uri: str | None = None, elsewhere: bool = False) -> None:
-    """Makes the run, or goes on with the one that an earlier attempt made."""
+    """Creates the run, or continues the one that an earlier attempt created."""
     from mlflow import MlflowClient
 
     draft = read(folder)

@@ -185,7 +185,7 @@ def measure(
 
         timer = EventTimer(board.l2_bytes, sustain_s=0.1 if quick else 1.0)
         outcome = run(every, board, timer, memory_bytes=torch.cuda.mem_get_info()[0], progress=next_case)
-    for reason, number in outcome.left_out.most_common():
+    for reason, number in outcome.skipped.most_common():
         console.print(f"  [dim]{number:>7,}[/dim] {reason}", highlight=False)
     if outcome.slowdown is not None:
         console.print(f"Products and attention take {outcome.slowdown:.2f} times as long under load as at first.")

@@ -48,7 +48,7 @@ class Timer(Protocol):
 @dataclass
 class MeasuredCase:
     measured: list[Measured] = field(default_factory=list)
-    left_out: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
     slowdown: float | None = None  # sustained by burst, the median over products and attention
 
 
@@ -67,21 +67,21 @@ def run(
     for case in every:
         progress(case.name)
         if case.nbytes > room:
-            outcome.left_out["do not fit"] += 1
+            outcome.skipped["do not fit"] += 1
             continue
         try:
             call = case.make()
             assert isinstance(call, OpCall)
             kernel = kernel_of(gpu, call, call())
         except (RuntimeError, NotImplementedError):  # a backend that this GPU does not have
-            outcome.left_out["not offered by this GPU or torch"] += 1
+            outcome.skipped["not offered by this GPU or torch"] += 1
             continue
         if kernel is None:
-            outcome.left_out["more than one kernel"] += 1
+            outcome.skipped["more than one kernel"] += 1
             continue
         timing = timer.time(call, kernel)
         if timing.sustained < SHORTEST_S:
-            outcome.left_out["too short for events"] += 1
+            outcome.skipped["too short for events"] += 1
             continue
         rows[kernel] = Measured(
             family=kernel.family,

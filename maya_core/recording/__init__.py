@@ -1,1 +1,2 @@
-"""What a program does beside calling its GPU, noted while it is emulated: steps, batches, modules, files; and what is not done for real."""
+"""Records what a program does besides calling its GPU: steps, batches, modules and files. Also skips work that would be wasted
+under emulation, such as writing checkpoints and filling weights."""

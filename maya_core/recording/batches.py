@@ -1,4 +1,7 @@
-"""What the program's data loaders give it: samples and tokens of each step, and how many steps make an epoch."""
+"""Records what the program takes from its data loaders: samples and tokens per step, and the length of an epoch.
+
+Frameworks with data loaders of their own call `BatchRecord` from their integrations.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ from torch.utils.data import dataloader
 
 from maya_core.patches import Patches
 
-DEEPEST = 4  # levels of lists and dicts in a batch that are looked into
+DEEPEST = 4  # levels of lists and dicts in a batch that are searched for tensors
 
 
 @dataclass
 class _Loader:
-    """One of the program's loaders: its length and replicas, and what was taken from it, as (events recorded before, batches,
+    """One of the program's loaders: its length, its replicas, and what was taken from it, as (events recorded before, batches,
     samples, tokens)."""
 
     length: int | None
@@ -28,11 +31,12 @@ class _Loader:
 
 
 class BatchRecord:
-    """Notes every batch that is taken with gradients enabled. Of several loaders the one with most batches that are trained on
-    counts: validation's are not followed by a backward.
+    """Records every batch that is taken while gradients are enabled.
 
-    Frameworks put loaders of their own around torch's, which take batches ahead, join or divide them: their integrations
-    note what the program gets (`note`), and have what goes on inside left out (`within`)."""
+    If there are several loaders, the one with the most batches that are followed by a backward pass counts; validation batches
+    are not. Frameworks wrap torch's loaders in their own, which prefetch, join or divide batches. Their integrations record what
+    the program receives (`note`) and hide what happens inside (`within`).
+    """
 
     def __init__(self, native: ModuleType) -> None:
         self.native = native
@@ -40,8 +44,8 @@ class BatchRecord:
         self.restart()
 
     def restart(self) -> None:
-        self._loaders: dict[int, _Loader] = {}  # by the identity of the loader, or its sampler, which outlives an epoch
-        self._kept: list[Any] = []  # so that no other object gets that identity
+        self._loaders: dict[int, _Loader] = {}  # by the id of the loader or of its sampler, which outlives an epoch
+        self._kept: list[Any] = []  # so that no other object can get the same id
 
     def install(self, patches: Patches) -> None:
         original = dataloader._BaseDataLoaderIter.__next__
@@ -52,7 +56,7 @@ class BatchRecord:
                 return batch
             try:
                 size = batch_size(batch)
-            except Exception:  # a batch of the user's own kind: nothing of theirs may fail for our counting
+            except Exception:  # a batch of an unknown type: the program must not fail because it is counted
                 return batch
             sampler = getattr(iterator, "_index_sampler", None)
             self.note(sampler, [size], length_of(sampler), _replicas(sampler))
@@ -62,7 +66,7 @@ class BatchRecord:
 
     @contextmanager
     def within(self) -> Iterator[None]:
-        """Inside a framework's loader, who notes for itself what it gives."""
+        """Inside a framework's loader, which records by itself what it returns."""
         self._within += 1
         try:
             yield
@@ -72,7 +76,7 @@ class BatchRecord:
     def note(
         self, loader: Any, sizes: list[tuple[int, int]], length: int | None = None, replicas: int | None = None
     ) -> None:
-        """The program has taken batches of these (samples, tokens) from a loader, and trains on all of them next."""
+        """Records that the program took batches of these (samples, tokens) from a loader and trains on all of them next."""
         sizes = [size for size in sizes if size[0]]
         if self._within or not sizes or not torch.is_grad_enabled():
             return
@@ -83,7 +87,7 @@ class BatchRecord:
         self._loaders[id(loader)].taken.append((self.native.event_count(), len(sizes), samples, tokens))
 
     def by_step(self, ends: list[int], forward: np.ndarray, backward: np.ndarray) -> dict[str, Any]:
-        """For the trace: what was trained on between the ends of steps. `ends`, `forward` and `backward` are numbers of events."""
+        """What was trained on in each step, for the trace. `ends`, `forward` and `backward` are numbers of events."""
         best: tuple[float, dict[str, Any]] = (0.0, {"steps": [], "length": None, "replicas": None})
         trained = self._trained(forward, backward)
         for number, loader in enumerate(self._loaders.values()):
@@ -99,14 +103,18 @@ class BatchRecord:
         return best[1]
 
     def _trained(self, forward: np.ndarray, backward: np.ndarray) -> list[np.ndarray]:
-        """Of each loader, which of what was taken was trained on: there is a backward before the next batch, of whatever loader, is
-        taken. A program may take all batches of a step before it trains on the first: then of those it took from
-        one loader in a row as many, from the last one back, as there are backwards after them."""
+        """For each loader, which of its batches were trained on: a backward pass follows before the next batch of any loader.
+
+        A program may take all batches of a step before it trains on the first. Then as many of the batches that it took in a row
+        from one loader count as there are backward passes after them, starting with the last.
+        """
         trained = [np.zeros(len(one.taken), bool) for one in self._loaders.values()]
         taken = sorted(
             (row[0], n, i) for n, one in enumerate(self._loaders.values()) for i, row in enumerate(one.taken)
         )
-        passes = backward[np.diff(np.searchsorted(forward, backward), prepend=-1) > 0]  # the first op of each backward
+        passes = backward[
+            np.diff(np.searchsorted(forward, backward), prepend=-1) > 0
+        ]  # the first op of each backward pass
         in_a_row: list[tuple[int, int]] = []
         for here, (start, number, index) in enumerate(taken):
             if in_a_row and in_a_row[-1][0] != number:
@@ -125,7 +133,7 @@ class BatchRecord:
 def length_of(loader: Any) -> int | None:
     try:
         return len(loader)
-    except TypeError:  # an endless stream
+    except TypeError:  # a stream without a length
         return None
 
 
@@ -135,7 +143,7 @@ def _replicas(sampler: Any) -> int | None:
 
 
 def batch_size(batch: Any) -> tuple[int, int]:
-    """(samples, tokens): the first dimension of the first tensor that has one, and the integers of the first table of them."""
+    """(samples, tokens): the first dimension of the first tensor that has one, and the size of the first two-dimensional integer tensor."""
     tensors = list(tensors_of(batch))
     samples = next((tensor.shape[0] for tensor in tensors if tensor.dim() > 0), 0)
     tables = [t for t in tensors if t.dim() == 2 and not t.is_floating_point() and t.dtype != torch.bool]
@@ -143,7 +151,7 @@ def batch_size(batch: Any) -> tuple[int, int]:
 
 
 def tensors_of(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
-    """Those in a batch, in its lists and dicts."""
+    """The tensors in a batch, including those in its lists and dicts."""
     if isinstance(value, torch.Tensor):
         yield value
     elif depth < DEEPEST:

@@ -1,9 +1,9 @@
-"""Checkpoints under emulation. Weights are not computed, so nothing is made of them on disk: a checkpoint would fill it
-with constants, and might take the place of a real one. What a program does on the device to get its state together is
-done and counted; writing is left out, and said once. Checked with torch 2.13.
+"""Skips checkpoints under emulation. Weights are not computed, so a checkpoint would fill the disk with constants and might replace
+a real one. What a program does on the device to collect its state still runs and is counted; only writing is skipped, with one
+message. Checked with torch 2.13.
 
-torch.distributed.checkpoint writes and reads nothing. torch.save writes what holds no tensor of the emulated device, and
-no host copy of one whose values are not known; to memory it writes anything. safetensors likewise.
+torch.distributed.checkpoint writes and reads nothing. torch.save writes an object unless it contains a tensor of the emulated
+device, or a host copy of one whose values are not known; it can always write to memory. The same holds for safetensors.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ def install(native: ModuleType, patches: Patches) -> Checkpoints:
 
 
 class Checkpoints:
-    """What was left out in this process."""
+    """Skips checkpoints, and remembers which ones were skipped in this process."""
 
     def __init__(self, native: ModuleType) -> None:
         self.native = native
-        self._said: set[str] = set()
+        self._printed: set[str] = set()
         self._unwritten: set[str] = set()  # paths
 
     def say(self, what: str, where: object, all_ranks: bool = False) -> None:
-        """One line for each kind. What all ranks do, rank 0 says for them."""
+        """Prints one line for each kind of message. If all ranks do the same, only rank 0 prints it."""
         silent = all_ranks and dist.is_initialized() and dist.get_rank() != 0
-        if what not in self._said and not silent:
+        if what not in self._printed and not silent:
             place = f": {where}" if isinstance(where, (str, os.PathLike)) else ""
             print(f"maya: under emulation {what}{place}", file=sys.stderr, flush=True)
-        self._said.add(what)
+        self._printed.add(what)
 
     def save(self, original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
@@ -71,8 +71,8 @@ class Checkpoints:
         def load(f: Any, *args: Any, **kwargs: Any) -> Any:
             if isinstance(f, (str, os.PathLike)) and not os.path.exists(f) and os.path.abspath(f) in self._unwritten:
                 raise MayaError(
-                    f"torch.load: {os.fspath(f)} is not there, because weights are not written under emulation.",
-                    "Let the program go on without it, or stop earlier: maya run --steps N.",
+                    f"torch.load: {os.fspath(f)} does not exist, because weights are not written under emulation.",
+                    "Let the program continue without the file, or stop it earlier: maya run --steps N.",
                 )
             return original(f, *args, **kwargs)
 
@@ -87,13 +87,13 @@ class Checkpoints:
         finder = _Finder(self.is_emulated)
         try:
             finder.dump(obj)
-        except Exception:  # what cannot be pickled is for torch.save to say
+        except Exception:  # torch.save itself reports what cannot be pickled
             return finder.found
         return finder.found
 
     def is_emulated(self, storage: torch.UntypedStorage) -> bool:
         if storage.device.type != "cpu":
-            return storage.is_cuda
+            return bool(storage.is_cuda)
         return bool(self.native.is_made_up(storage)) or is_unfilled(storage)
 
 
@@ -103,17 +103,17 @@ class _Nowhere(io.RawIOBase):
 
 
 class _Finder(pickle.Pickler):
-    """Goes through an object as torch.save would, and stops at the first storage sought."""
+    """Traverses an object as torch.save would, and stops at the first storage that meets a condition."""
 
-    def __init__(self, sought: Callable[[torch.UntypedStorage], bool]) -> None:
+    def __init__(self, condition: Callable[[torch.UntypedStorage], bool]) -> None:
         super().__init__(_Nowhere(), protocol=2)
-        self.sought = sought
+        self.condition = condition
         self.found = False
 
     def persistent_id(self, obj: object) -> str | None:
         if not isinstance(obj, (torch.storage.TypedStorage, torch.UntypedStorage)):
             return None
-        if self.sought(obj._untyped_storage if isinstance(obj, torch.storage.TypedStorage) else obj):
+        if self.condition(obj._untyped_storage if isinstance(obj, torch.storage.TypedStorage) else obj):
             self.found = True
             raise StopIteration
         return "storage"
@@ -149,7 +149,7 @@ def _no_loading(checkpoints: Checkpoints, patches: Patches, loader: ModuleType) 
 
 
 def _no_staging(patches: Patches, staging: ModuleType) -> None:
-    """The copy on the host that async_save makes first."""
+    """Skips the copy on the host that async_save makes first."""
 
     def stage(self: Any, state_dict: Any, **kwargs: Any) -> Any:
         return _done(state_dict) if self._config.use_async_staging else state_dict
@@ -164,7 +164,8 @@ def _no_safetensors(checkpoints: Checkpoints, patches: Patches, safetensors: Mod
     @functools.wraps(original)
     def save_file(tensors: dict[str, torch.Tensor], filename: Any, *args: Any, **kwargs: Any) -> None:
         if not any(checkpoints.is_emulated(tensor.untyped_storage()) for tensor in tensors.values()):
-            return original(tensors, filename, *args, **kwargs)
+            original(tensors, filename, *args, **kwargs)
+            return
         checkpoints.skip("safetensors writes no weights", filename)
 
     patches.set(safetensors, "save_file", save_file)

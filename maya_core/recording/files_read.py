@@ -1,4 +1,5 @@
-"""Which files of the user's a program read: its modules, configurations, data. What is kept of a run holds for as long as they are the same."""
+"""Finds which of the user's files a program read: its modules, configurations and data. A stored prediction is valid as long as
+these files do not change."""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ import sys
 import sysconfig
 from pathlib import Path
 
-WHOLE = 16 << 20  # files up to this many bytes are known by their contents, larger ones by size and time
+WHOLE = 16 << 20  # files up to this many bytes are identified by their content, larger ones by size and time
 
-# The system's, and Python's: what is installed there is known by its version.
+# Folders of the system and of Python. What is installed there is identified by its version.
 NOT_THE_USERS = (
     *{os.path.realpath(path) for name, path in sysconfig.get_paths().items() if name != "data"},
     *("/dev", "/etc", "/proc", "/sys", "/usr/lib", "/usr/share"),
@@ -19,16 +20,16 @@ NOT_THE_USERS = (
 
 
 class FilesRead:
-    """Listens from the moment it is made to the end of the process: Python cannot take back an audit hook. So it is for processes that are
-    Maya's own."""
+    """Records opened files until the process ends, because Python cannot remove an audit hook. It is therefore only used in Maya's own
+    processes."""
 
     def __init__(self) -> None:
         self._read: set[str] = set()
         self._written: set[str] = set()
-        sys.addaudithook(self._hear)
+        sys.addaudithook(self._note)
 
     def found(self) -> list[str]:
-        """What was read and is not the program's own work, by path."""
+        """The paths of the user's files that were read and not written by the program itself."""
         modules = {name: str(getattr(module, "__file__", None) or "") for name, module in list(sys.modules.items())}
         ours = {os.path.dirname(file) for name, file in modules.items() if name.startswith("maya_") and "." not in name}
         others = (*NOT_THE_USERS, *map(os.path.realpath, ours))
@@ -38,7 +39,7 @@ class FilesRead:
             path for path in paths if _is_a_source(path) and not path.startswith(tuple(f"{one}/" for one in others))
         )
 
-    def _hear(self, event: str, args: tuple[object, ...]) -> None:
+    def _note(self, event: str, args: tuple[object, ...]) -> None:
         if event != "open":
             return
         path, _, flags = args
@@ -53,18 +54,18 @@ def _is_a_source(path: str) -> bool:
 
 @functools.cache
 def installed() -> str:
-    """Equal where the same versions are installed."""
+    """A digest that is equal if the same versions are installed."""
     folders = {os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib")}
     names = sorted(name for folder in folders for name in os.listdir(folder) if name.endswith(".dist-info"))
     return hashlib.sha256(" ".join(names).encode()).hexdigest()[:24]
 
 
 def stamp(path: str) -> str:
-    """Equal for equal files."""
+    """A digest that is equal for equal files."""
     try:
-        told = os.stat(path)
-        if told.st_size > WHOLE:
-            return f"{told.st_size} bytes of {told.st_mtime_ns}"
+        status = os.stat(path)
+        if status.st_size > WHOLE:
+            return f"{status.st_size} bytes of {status.st_mtime_ns}"
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:24]
     except OSError:
         return "not there"

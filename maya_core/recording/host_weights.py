@@ -1,8 +1,9 @@
-"""Random weights of big models are not made on the host. A model is built there before it moves to its GPUs, and filling 7 billion
-parameters takes minutes and 28 GB of memory, for values that nobody reads: torch.nn.init leaves large host tensors as
-they were allocated, and pages that are never written take no memory.
+"""Skips the initialization of large weights on the host. A model is built there before it moves to its GPUs. Filling 7 billion
+parameters takes minutes and 28 GB of memory, for values that nobody reads. torch.nn.init therefore leaves large host tensors as they
+were allocated; pages that are never written need no memory.
 
-What is filled in a moment is filled, as always: then random numbers drawn later, for data say, are those of the real run."""
+Small models are initialized as usual, so that random numbers that are drawn later, for example for data, are those of the real run.
+"""
 
 from __future__ import annotations
 
@@ -16,27 +17,27 @@ from torch.nn import init
 
 from maya_core.patches import Patches
 
-LARGE = 2**20  # elements of a tensor that may be left out
-FILLED = 2**27  # elements of such tensors that are filled first: a second or so, and all of a model of 100 million
+LARGE = 2**20  # the initialization of tensors with at least this many elements may be skipped
+FILLED = 2**27  # elements of large tensors that are still initialized, which takes about a second
 
-_unfilled: dict[int, StorageWeakRef] = {}  # by the storage's address
+_unfilled: dict[int, StorageWeakRef] = {}  # by the address of the storage
 
 
 def install(patches: Patches) -> None:
     budget = Budget()
     for name, function in list(vars(init).items()):
         if name.endswith("_") and not name.startswith("_") and callable(function):
-            patches.set(init, name, _sparing(function, budget))
+            patches.set(init, name, _skipping_large(function, budget))
     patches.on_undo(_unfilled.clear)
 
 
 def is_unfilled(storage: torch.UntypedStorage) -> bool:
     reference = _unfilled.get(storage._cdata)
-    return reference is not None and not reference.expired()
+    return reference is not None and not reference.expired()  # type: ignore[no-untyped-call]
 
 
 class Budget:
-    """How many elements are still filled."""
+    """The number of elements that are still initialized."""
 
     def __init__(self) -> None:
         self._left = FILLED
@@ -48,16 +49,16 @@ class Budget:
         return self._left >= 0
 
     def __enter__(self) -> None:
-        self._depth += 1  # one initialization calls another: kaiming_uniform_ is a uniform_
+        self._depth += 1  # an initialization may call another one, as kaiming_uniform_ calls uniform_
 
     def __exit__(self, *_: object) -> None:
         self._depth -= 1
 
 
-def _sparing(original: Callable[..., Any], budget: Budget) -> Callable[..., Any]:
+def _skipping_large(original: Callable[..., Any], budget: Budget) -> Callable[..., Any]:
     @functools.wraps(original)
     def fill(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        # A tensor class of somebody's own (DTensor, quantized) is theirs to fill.
+        # Other tensor classes (DTensor, quantized) are initialized as usual.
         if (
             tensor.device.type != "cpu"
             or tensor.numel() < LARGE
@@ -68,7 +69,7 @@ def _sparing(original: Callable[..., Any], budget: Budget) -> Callable[..., Any]
             with budget:
                 return original(tensor, *args, **kwargs)
         storage = tensor.untyped_storage()
-        _unfilled[storage._cdata] = StorageWeakRef(storage)
+        _unfilled[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         return tensor
 
     return fill

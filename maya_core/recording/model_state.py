@@ -1,4 +1,4 @@
-"""A model as its owner left it: an emulated training moves, shards and wraps it, computes nothing, and must not keep it so."""
+"""Restores a model after an emulated training, which moves, shards and wraps it but computes no weights."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 REGISTRIES = tuple(name for name, value in vars(nn.Module()).items() if isinstance(value, dict | set))
-# Where Lightning notes what a module was moved to, and what it has switched off for another optimizer's step.
+# Where Lightning stores a module's device and dtype, and which parameters it froze for another optimizer's step.
 PLACE = ("_device", "_dtype", "_param_requires_grad_state")
-HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")  # of tensors
+HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")  # attributes of tensors
 
 
 class ModelState:
-    """Remembers a model's modules and tensors by reference, and puts them back: on the host, with the values they had."""
+    """Remembers the modules and tensors of a model by reference, and restores them on the host, with their values."""
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = [(module, type(module), dict(vars(module)), _registries(module)) for module in model.modules()]
@@ -38,18 +38,18 @@ class ModelState:
             tensor.grad = None
             tensor.data = data
             if grad is not None and grad_data is not None:
-                grad.data = grad_data  # a module that moves takes the very gradient along
+                grad.data = grad_data  # moving a module also moves the gradient object itself
                 tensor.grad = grad
             for name in vars(tensor).keys() - extras.keys():
                 delattr(tensor, name)
             for name in HOOKS:
                 setattr(tensor, name, extras.get(name))
-        for tensor, trained in self._trained:  # a step that is broken off may have switched some off
+        for tensor, trained in self._trained:  # an interrupted step may have frozen some of them
             tensor.requires_grad_(trained)
 
 
 def _registries(module: nn.Module) -> dict[str, tuple[Any, Any]]:
-    """Parameters, buffers, submodules and hooks: the very dicts, and copies of what is in them."""
+    """The dictionaries of parameters, buffers, submodules and hooks, each with a copy of its content."""
     return {name: (vars(module)[name], vars(module)[name].copy()) for name in REGISTRIES if name in vars(module)}
 
 

@@ -1,4 +1,4 @@
-"""Module paths: which nn.Module's forward an op belongs to, under the name its root model knows it by."""
+"""Records which module an op belongs to, by the path of the module in its model."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from maya_core.trace.schema import Category, Phase
 
 
 def on_device(tensors: Iterable[torch.Tensor | None]) -> list[torch.Tensor]:
-    """The tensors of this rank's GPUs: of a distributed one, the part it holds."""
+    """The tensors on this rank's GPUs. Of a distributed tensor, the local part."""
     local = [getattr(tensor, "_local_tensor", tensor) for tensor in tensors]
     return [tensor.detach() for tensor in local if isinstance(tensor, torch.Tensor) and tensor.is_cuda]
 
 
 def on_host(tensors: Iterable[torch.Tensor | None]) -> list[torch.Tensor]:
-    """The same of the host."""
+    """The tensors on the host. Of a distributed tensor, the local part."""
     local = [getattr(tensor, "_local_tensor", tensor) for tensor in tensors]
     return [tensor for tensor in local if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu"]
 
 
 class ModulePaths:
-    """Numbers modules as they first run. Number 0 is outside any module."""
+    """Numbers modules in the order in which they first run. Number 0 means outside any module."""
 
     def __init__(self, native: ModuleType) -> None:
         self.native = native
@@ -36,22 +36,22 @@ class ModulePaths:
         patches.on_undo(self.native.forget_module_numbers)
 
     def watch(self, before: Callable[..., None], after: Callable[..., None]) -> Callable[[], None]:
-        """Calls these as torch's hooks of modules are called, but unseen by torch.compile."""
+        """Calls these functions like torch's module hooks, but invisibly to torch.compile. Returns a function that removes them."""
         self.native.watch_modules(before, after)
         return lambda: self.native.watch_modules(None, None)
 
     def where(self) -> str:
-        """Where in the model the program is now, in words: 'forward of GPT.blocks.3'."""
+        """The present place in the model, in words: 'forward of GPT.blocks.3'."""
         module, phase = self.native.current_place()
         return f"{Phase(phase).name.lower()} of {self.names[module]}" if module else ""
 
     def _name_tree(self, root: nn.Module) -> None:
-        """A module that runs and has no number is the root of a model: it and all below it get theirs."""
-        name = type(getattr(root, "_orig_mod", root)).__name__  # torch.compile's wrapper goes by what it wraps
+        """Numbers a model. A module that runs and has no number yet is the root of one."""
+        name = type(getattr(root, "_orig_mod", root)).__name__  # torch.compile's wrapper gets the name of what it wraps
         for path, module in root.named_modules():
             self.native.number_module(module, len(self.names))
             path = path.removeprefix("_orig_mod").removeprefix(".")
             self.names.append(f"{name}.{path}" if path else name)
-        # By nn.Module's own methods: Megatron's DDP has a list of that name.
+        # Called on nn.Module, because Megatron's DDP has an attribute of the same name.
         self.native.label(on_device(nn.Module.parameters(root)), Category.PARAMETERS)
         self.native.label(on_device(nn.Module.buffers(root)), Category.BUFFERS)

@@ -1,9 +1,9 @@
-"""Training steps: counted at optimizer steps, by torch's own hooks, and the program stopped after enough of them.
+"""Counts training steps with torch's optimizer hooks, and stops the program after the requested number.
 
-A step is a round in which every optimizer of the program steps once. Which those are is learnt from the first round:
-it is over when one of them steps again. So the end of the first step is known only a little later, and step ends are
-kept as places in the record instead of being put there at once. Where only one step is asked for, a second one is not
-run to learn that: the round is over when no parameter of any optimizer is left that has not stepped.
+A step is a round in which every optimizer of the program steps once. The number of optimizers is learned from the first round,
+which is over when one of them steps again. The end of the first step is therefore only known a little later, so step ends are kept
+as places in the record and inserted afterwards. If only one step is requested, no second one is run to find its end: the round is
+over when every parameter of every optimizer has stepped.
 """
 
 from __future__ import annotations
@@ -22,34 +22,36 @@ from maya_core.patches import Patches
 from maya_core.recording.module_paths import on_device, on_host
 from maya_core.trace.schema import Category
 
-# What torch's own Adam takes on the host against one fused kernel: 1.39 ns a parameter and 0.25 (PT-CPU and CPU-Adam of the
-# ZeRO-Offload paper, arXiv 2101.06840).
+# How much slower torch's own Adam is on the host than one fused kernel: 1.39 ns per parameter instead of 0.25 (PT-CPU and CPU-Adam
+# in the ZeRO-Offload paper, arXiv 2101.06840).
 OP_BY_OP = 5.6
 
 
 class StopProgram(SystemExit):
-    """Raised in the program once the steps asked for are done: unwinds it cleanly, past `except Exception`, with exit code 0."""
+    """Raised in the program after the requested steps. It passes `except Exception` and ends the program with exit code 0."""
 
 
 class StepCounter:
-    """Counts rounds of optimizer steps. `ends` holds, per finished step, how many events had been recorded by then."""
+    """Counts rounds of optimizer steps. `ends` contains, for each completed step, the number of events recorded by then."""
 
     def __init__(self, native: ModuleType, limit: int | None, on_step: Callable[[int], None] | None = None) -> None:
         self.native = native
         self.limit = limit
         self.on_step = on_step
-        self.loop_stops = False  # an integration asks, by `stop_if_enough`, between the steps of its framework's loop
+        self.loop_stops = False  # an integration calls `stop_if_enough` between the steps of its framework's loop
         self.restart()
 
     def restart(self) -> None:
         self.ends: list[int] = []
-        self._round: list[int] = []  # optimizers that have stepped since the last end
-        self._round_size: int | None = None  # how many there are, once the first round is over
+        self._round: list[int] = []  # optimizers that have stepped since the last step end
+        self._round_size: int | None = None  # the number of optimizers, once the first round is over
         self._round_end = 0
         self._entered = 0  # events recorded when the last optimizer step began
         self._aside = 0
-        self.idle = 0  # optimizers that are there and never stepped, by the last step's end
-        self._stepped: set[int] = set()  # parameters: frameworks wrap optimizers in others of the same parameters
+        self.idle = 0  # optimizers that had not stepped by the end of the last step
+        self._stepped: set[int] = (
+            set()
+        )  # ids of parameters, because frameworks wrap optimizers in others with the same parameters
 
     @property
     def enough(self) -> bool:
@@ -61,13 +63,13 @@ class StepCounter:
 
     @property
     def under_way(self) -> int:
-        """The number of the step that the program is in, from 1."""
+        """The number of the present step, counted from 1."""
         first_is_over = self._round_size is None and bool(self._round)
         return len(self.ends) + 1 + first_is_over
 
     @property
     def begun(self) -> bool:
-        """An optimizer has stepped: on a GPU the weights would be others by now."""
+        """Whether an optimizer has stepped, so that on a GPU the weights would have changed."""
         return bool(self._stepped)
 
     def install(self, patches: Patches) -> None:
@@ -75,14 +77,14 @@ class StepCounter:
         patches.on_undo(torch_optimizer.register_optimizer_step_post_hook(self._after).remove)
 
     def finish(self) -> None:
-        """The program is over: so is the first round, if no second one came to tell."""
+        """Called at the end of the program, which also ends a first round that had no second one."""
         if self._round and self._round_size is None:
             self._end_step()
 
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any]:
         self._begin(optimizer)
         self._enter(optimizer)
-        # A closure is forward and backward, inside the optimizer's step; Lightning does all its training so.
+        # A closure runs forward and backward inside the optimizer's step. Lightning trains in this way.
         if args and callable(args[0]):
             args = (self._outside(optimizer, args[0]), *args[1:])
         elif callable(kwargs.get("closure")):
@@ -97,15 +99,15 @@ class StepCounter:
         self._entered = self.native.event_count()
 
     def _note_host_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Nothing was asked of the device: parameters that were offloaded are stepped on the host, by torch's own optimizers."""
+        """Records a step of torch's optimizer on the host, where offloaded parameters are updated."""
         work = 0.0
         for group in optimizer.param_groups:
             slower = 1.0 if group.get("fused") else OP_BY_OP
             for parameter in group["params"]:
-                here = on_host([parameter] if parameter.grad is not None else [])
-                states = on_host(optimizer.state.get(parameter, {}).values()) if here else []
-                large = sum(one.nbytes for one in states if one.numel() == here[0].numel())
-                work += slower * (3 * sum(one.nbytes for one in here) + 2 * large)  # the gradient is only read
+                local = on_host([parameter] if parameter.grad is not None else [])
+                states = on_host(optimizer.state.get(parameter, {}).values()) if local else []
+                large = sum(one.nbytes for one in states if one.numel() == local[0].numel())
+                work += slower * (3 * sum(one.nbytes for one in local) + 2 * large)  # the gradient is only read
         if work and self.native.event_count():
             self.native.record_host_work(round(work))
 
@@ -130,7 +132,7 @@ class StepCounter:
 
     @contextmanager
     def one_step_of(self, owner: Any) -> Iterator[None]:
-        """Optimizers that a framework steps inside, in parts (ZeRO: each group of parameters), are the owner's one step."""
+        """Counts all optimizer steps inside as one step of the owner: ZeRO steps each group of parameters separately."""
         self._begin(owner)
         with self.aside():
             yield
@@ -138,7 +140,7 @@ class StepCounter:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Optimizer steps that are none of the training: some frameworks make the optimizer's state by one."""
+        """Ignores the optimizer steps inside: some frameworks create the optimizer's state with one."""
         self._aside += 1
         try:
             yield
@@ -174,9 +176,9 @@ class StepCounter:
 
 
 def _waiting(stepped: set[int]) -> int:
-    """How many optimizers there are with parameters on the device that have not stepped."""
-    there = [one for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer)]
-    waiting = [[p for p in _parameters(one) if id(p) not in stepped] for one in there]
+    """The number of optimizers with parameters on the device that have not stepped."""
+    optimizers = [one for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer)]
+    waiting = [[p for p in _parameters(one) if id(p) not in stepped] for one in optimizers]
     return sum(bool(on_device(parameters)) for parameters in waiting)
 
 

@@ -1,7 +1,7 @@
-"""What a training step works on, as the program itself shows it in its first two steps: parameters, inputs, precision, sharding.
+"""Describes what a training step works on, from its first two steps: parameters, inputs, precision and sharding.
 
-It is asked of torch's own hooks alone, so that it can be told of a program on emulated GPUs and of the same program on real ones, in
-the same words: that is how a prediction and the run it was made for find each other.
+Only torch's own hooks are used, so the description is the same on emulated and on real GPUs. A prediction and the real run that it
+predicted are paired by it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from maya_core.recording.batches import batch_size, tensors_of
 
-STEPS = 2  # that are looked at: lengths that differ between them are the data's, not the job's
+STEPS = 2  # lengths that differ between these steps belong to the data, not to the job
 WRAPPERS = {"DistributedDataParallel": "ddp", "DataParallel": "dp"}
 # Entry points: modules of frameworks that wrap models or shard parameters in their own way. `WRAPPERS` names classes and what they are called
 # here; `whole_shape(parameter)` returns the unsharded shape and what shards it, or None.
@@ -31,43 +31,43 @@ GROUP = "maya.workloads"
 
 @dataclass(frozen=True)
 class _Call:
-    """A model was called once, with gradients."""
+    """One call of a model with gradients enabled."""
 
     shapes: list[tuple[int, ...]]
     dtypes: list[str]
     samples: int
     tokens: int
-    model: int  # which one
+    model: int  # the id of the model
 
 
-# Is given two hooks of modules, before and after forward, and gives back what takes them off.
+# Registers two module hooks, before and after forward, and returns a function that removes them.
 WatchModules = Callable[[Callable[..., None], Callable[..., None]], Callable[[], None]]
 
 
 def by_hooks(before: Callable[..., None], after: Callable[..., None]) -> Callable[[], None]:
     hooks = [register_module_forward_pre_hook(before), register_module_forward_hook(after, with_kwargs=True)]
 
-    def take_off() -> None:
+    def remove() -> None:
         while hooks:
             hooks.pop().remove()
 
-    return take_off
+    return remove
 
 
 class WorkloadRecord:
-    """Watches the first steps of whatever trains in this process; `close` ends that, and `found` says what was seen."""
+    """Observes the first training steps in this process until `close`; `found` returns the description."""
 
     def __init__(self, watch_modules: WatchModules = by_hooks) -> None:
         self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._shapes: Counter[str] = Counter()
-        self._parameters = {True: 0, False: 0}  # by whether they are trained
+        self._parameters = {True: 0, False: 0}  # counts, by whether the parameters are trained
         self._sharding: set[str] = set()
         self._groups: list[int] = []
         self._autocast = ""
         self._step: list[_Call] = []
         self._steps: list[list[_Call]] = []
-        self._lead: int | None = None  # the optimizer that steps first; when it has, a step is over
+        self._lead: int | None = None  # the optimizer that steps first; its step ends a training step
         self._hooks = [
             register_optimizer_step_post_hook(self._after_step).remove,
             watch_modules(self._before_forward, self._after_forward),
@@ -79,15 +79,15 @@ class WorkloadRecord:
 
     @property
     def samples_per_step(self) -> float:
-        """Of this rank."""
-        return _mean(sum(call.samples for call in _of_the_first(step)) for step in self._steps)
+        """The samples of this rank."""
+        return _mean(sum(call.samples for call in _calls_of_first_model(step)) for step in self._steps)
 
     @property
     def tokens_per_step(self) -> float:
-        return _mean(sum(call.tokens for call in _of_the_first(step)) for step in self._steps)
+        return _mean(sum(call.tokens for call in _calls_of_first_model(step)) for step in self._steps)
 
     def found(self) -> dict[str, Any] | None:
-        """As `report.prediction.Workload` has it; None if no step was trained."""
+        """The fields of `report.prediction.Workload`; None if no step was trained."""
         if not self._steps:
             return None
         return {
@@ -102,7 +102,7 @@ class WorkloadRecord:
         }
 
     def _before_forward(self, module: nn.Module, args: Any) -> None:
-        # Validation, and models that are only asked, may or may not run before the training: they are not looked at.
+        # Validation and models that only infer are ignored: they may or may not run before the training.
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
         if not self._autocast:
@@ -111,7 +111,7 @@ class WorkloadRecord:
             self._meet(module)
 
     def _meet(self, root: nn.Module) -> None:
-        """A module that runs and was not seen before is a model: what is below it belongs to it."""
+        """Records a model. A module that runs and was not seen before is the root of one."""
         self._roots.add(root)
         for module in root.modules():
             self._known.add(module)
@@ -128,14 +128,14 @@ class WorkloadRecord:
         try:
             tensors = [one for one in tensors_of([args, kwargs]) if one.dim()]
             samples, tokens = batch_size([args, kwargs])
-        except Exception:  # inputs of the user's own kind: nothing of theirs may fail for our counting
+        except Exception:  # inputs of an unknown type: the program must not fail because they are counted
             return
         shapes = [tuple(one.shape) for one in tensors]
         self._step.append(_Call(shapes, [_dtype(one.dtype) for one in tensors], samples, tokens, id(module)))
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._lead = self._lead or id(optimizer)
-        # Some step an optimizer several times for one step of the training, part by part.
+        # Some frameworks step an optimizer several times, part by part, in one training step.
         if id(optimizer) != self._lead or not self._step:
             return
         self._steps.append(self._step)
@@ -144,11 +144,11 @@ class WorkloadRecord:
         if len(self._steps) == STEPS:
             while (
                 len(self._hooks) > 1
-            ):  # modules cost something at every call; torch is going through the optimizers' now
+            ):  # module hooks cost time at every call; torch is iterating over the optimizer hooks now
                 self._hooks.pop()()
 
     def _inputs(self) -> list[str]:
-        """What the models are called with: lengths that are not always the same are a '*'."""
+        """The inputs of the models. Lengths that vary are written as '*'."""
         alike: dict[tuple[tuple[str, int], ...], list[_Call]] = {}
         for call in (call for step in self._steps for call in step):
             kind = tuple((dtype, len(shape)) for dtype, shape in zip(call.dtypes, call.shapes, strict=True))
@@ -171,20 +171,20 @@ def _wrappers() -> dict[str, str]:
     return {name: kind for framework in _frameworks() for name, kind in framework.WRAPPERS.items()} | WRAPPERS
 
 
-def _of_the_first(step: list[_Call]) -> list[_Call]:
-    """Of several models the first is given the data, and the others what it makes of them."""
+def _calls_of_first_model(step: list[_Call]) -> list[_Call]:
+    """The calls of the first model, which receives the data. Other models receive its results."""
     return [call for call in step if call.model == step[0].model]
 
 
 def _parameters(root: nn.Module) -> Iterator[tuple[tuple[int, ...], str, bool, list[str]]]:
-    """The model's parameters as they are unsharded, with what shards them: (shape, dtype, trained, by)."""
+    """The unsharded parameters of a model, and what shards them: (shape, dtype, trained, sharding)."""
     flat: set[int] = set()
     for module in root.modules():
         handle = getattr(module, "_handle", None)
         whole = getattr(handle, "flat_param", None)
         if whole is None or not hasattr(whole, "_shapes"):
             continue
-        # FSDP's first version: parameters are pieces of a flat one, which knows what it was made of.
+        # In FSDP1, parameters are parts of a flat one, which knows their shapes.
         flat.update(map(id, (whole, *(getattr(whole, "_params", None) or ()))))
         for shape in whole._shapes:
             yield tuple(shape), _dtype(whole.dtype), whole.requires_grad, ["fsdp"]
@@ -193,7 +193,9 @@ def _parameters(root: nn.Module) -> Iterator[tuple[tuple[int, ...], str, bool, l
             continue
         by = []
         shape = tuple(parameter.shape)
-        if (placements := getattr(parameter, "placements", None)) is not None:  # a DTensor, whose shape is the whole's
+        if (
+            placements := getattr(parameter, "placements", None)
+        ) is not None:  # a DTensor, which has the unsharded shape
             by = [f"dtensor {','.join(map(repr, placements))}"]
         for framework in _frameworks():
             if (found := framework.whole_shape(parameter)) is not None:
@@ -202,7 +204,7 @@ def _parameters(root: nn.Module) -> Iterator[tuple[tuple[int, ...], str, bool, l
 
 
 def _group_sizes() -> list[int]:
-    """Of the process groups that this rank is in: the degrees of its parallelism."""
+    """The sizes of this rank's process groups: its degrees of parallelism."""
     if not dist.is_available() or not dist.is_initialized():
         return []
     groups = dist.distributed_c10d._world.pg_group_ranks

@@ -1,4 +1,4 @@
-"""A job, priced and simulated: every figure and picture of the report is read from it."""
+"""Prices and simulates a job. All figures and pictures of the report are derived from the resulting Analysis."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from maya_core.trace.schema import EventKind
 
 @dataclass(frozen=True)
 class Window:
-    """The steady part of a rank's timeline, and how many steps it holds."""
+    """The steady part of a rank's timeline, and the number of steps in it."""
 
     start: float
     end: float
@@ -39,15 +39,15 @@ class Analysis:
     durations: dict[int, TraceDurations]
     timeline: Timeline | None  # None: the job hangs
     hangs: list[str] = field(default_factory=list)
-    calibration: Calibration | None = None  # the user's own measurements of this GPU
+    calibration: Calibration | None = None  # made from the user's own measurements of this GPU
 
     @cached_property
     def steps(self) -> int:
-        """Steps that every emulated rank finished which takes any."""
+        """The number of steps that all emulated ranks with an optimizer completed."""
         return min((trace.steps for trace in self.job.ranks.values() if trace.steps), default=0)
 
     def window(self, rank: RankTimeline) -> Window | None:
-        """From the end of the first step, which warms up, to that of the last; of a single step, that one."""
+        """From the end of the first step, which includes warm-up, to the end of the last; a single step counts itself."""
         ends = rank.step_ends[: self.steps]
         if not len(ends):
             return None
@@ -57,14 +57,14 @@ class Analysis:
 
     @cached_property
     def step_time_s(self) -> float | None:
-        """Of the job, steady: from when all ranks are done with the first step to when they are with the last."""
+        """The time of a steady step of the job: from the end of the first step of all ranks to the end of the last, per step."""
         if self.timeline is None or not self.steps:
             return None
         ends = self.timeline.step_ends[: self.steps]
         return float(ends[0]) if len(ends) == 1 else float(ends[-1] - ends[0]) / (len(ends) - 1)
 
     def steady_events(self, rank: int) -> tuple[slice, int]:
-        """A rank's events of the steady steps, and how many steps they are."""
+        """The events of a rank's steady steps, and the number of these steps."""
         ends = np.flatnonzero(self.job.ranks[rank].events["kind"] == EventKind.STEP_END)[: self.steps]
         if not len(ends):
             return slice(0, 0), 1
@@ -80,7 +80,7 @@ def analyse(
     calibration: Calibration | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Analysis:
-    """Prices the job for the cluster and simulates it. `progress` is called with what is being done."""
+    """Prices the job for the cluster and simulates it. `progress` is called with the present activity."""
     options = options or PredictionOptions()
     progress("looking for hangs")
     hangs = [str(hang) for hang in find_hangs(job)] or _unexplained(job)
@@ -96,10 +96,10 @@ def analyse(
 
 
 def _unexplained(job: JobTrace) -> list[str]:
-    """Ranks that wait for something no other emulated rank has to do with: a store's key, say."""
+    """Reports ranks that wait for something that no emulated rank provides, for example a key of the store."""
     stopped = any(trace.meta["ended"] == "stopped" for trace in job.ranks.values())
-    # Who takes no steps may wait for a rank that was stopped after enough of them.
+    # A rank without steps may wait for one that was stopped after the requested steps.
     waiting = [trace for trace in job.ranks.values() if trace.steps or not stopped]
     reasons = sorted({trace.meta.get("hung", "") for trace in waiting} - {""})
-    advice = "If a rank that is not emulated would go on, emulate it too: --ranks all, or the ranks by number."
+    advice = "If a rank that was not emulated would end this wait, emulate it too: use --ranks all, or name the ranks."
     return [f"This job would hang: {reason}. {advice}" for reason in reasons]

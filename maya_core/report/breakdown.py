@@ -1,4 +1,4 @@
-"""Where a rank's step goes: compute, communication that shows, waiting, copies, the host; and which family, module and call."""
+"""Breaks the time of a step down: into compute, exposed communication, waiting, copies and host; by family, module and call."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from maya_core.trace.call_names import elements, generic
 from maya_core.trace.communication import CollectiveCall
 from maya_core.trace.schema import EventKind, Phase
 
-# What a moment counts as, first that applies.
+# What a moment counts as: the first one that applies.
 COMPUTING, MOVING, WAITING, COPYING = range(4)
 
 
 @dataclass(frozen=True)
 class Spans:
-    """Stretches of time of one kind."""
+    """Intervals of time of one kind."""
 
     start: np.ndarray
     end: np.ndarray
@@ -40,7 +40,7 @@ class Spans:
 
 
 def spans_of(rank: RankTimeline) -> list[Spans]:
-    """The rank's stretches by kind: COMPUTING, MOVING, WAITING, COPYING."""
+    """The rank's intervals by kind: COMPUTING, MOVING, WAITING, COPYING."""
     compute = rank.kind == WorkKind.COMPUTE
     meet = rank.kind == WorkKind.MEET
     copies = (rank.kind == WorkKind.COPY_IN) | (rank.kind == WorkKind.COPY_OUT)
@@ -53,7 +53,7 @@ def spans_of(rank: RankTimeline) -> list[Spans]:
 
 
 def split(spans: list[Spans], window: Window) -> tuple[np.ndarray, float]:
-    """Seconds that count as each kind, and those in which data moves at all."""
+    """The seconds that count as each kind, and the seconds in which any data moves."""
     inside = [one.within(window) for one in spans]
     times = np.concatenate([part for one in inside for part in (one.start, one.end)])
     changes = np.concatenate([part for one in inside for part in (np.ones(len(one.start)), -np.ones(len(one.end)))])
@@ -90,9 +90,9 @@ def rank_time(analysis: Analysis, rank: RankTimeline) -> RankTime | None:
 
 
 def _slowed(analysis: Analysis, rank: RankTimeline, window: Window) -> float:
-    """Compute beyond what it takes alone."""
+    """The compute time that is lost because communication runs at the same time."""
     trace, priced = analysis.job.ranks[rank.rank], analysis.durations[rank.rank]
-    if not (rank.kind == WorkKind.MEET).any():  # kernels on several streams slow each other, which is nobody's loss
+    if not (rank.kind == WorkKind.MEET).any():  # kernels on several streams slow each other down, which is not a loss
         return 0.0
     those = (rank.kind == WorkKind.COMPUTE) & (rank.over > window.start) & (rank.began < window.end)
     alone = seconds_alone(priced)[trace.events["subject"][rank.event[those]]]
@@ -114,7 +114,7 @@ def by_family(analysis: Analysis, rank: int) -> dict[str, float]:
 
 
 def confidence(analysis: Analysis) -> Confidence | None:
-    """How the time of all emulated ranks is known."""
+    """The shares of GPU time of all emulated ranks, by provenance and profile."""
     shares = np.zeros(len(Provenance))
     profiles: dict[str, float] = defaultdict(float)
     for rank, trace in analysis.job.ranks.items():
@@ -140,7 +140,7 @@ def confidence(analysis: Analysis) -> Confidence | None:
 
 
 def unknown_ops(analysis: Analysis, rank: int) -> list[UnknownOp]:
-    """Ops of a steady step that nobody described."""
+    """The ops of a steady step that have no description."""
     trace, priced = analysis.job.ranks[rank], analysis.durations[rank]
     where, steps = analysis.steady_events(rank) if analysis.steps else (slice(None), 1)
     events = trace.events[where]
@@ -170,7 +170,7 @@ def top_kernels(analysis: Analysis, rank: int, most: int = 20) -> list[TopKernel
 
 
 def top_modules(analysis: Analysis, rank: int, most: int = 20) -> list[Module]:
-    """Modules by the time of what they do themselves; repeated layers count as one."""
+    """Modules by the time of their own ops, without their submodules. Repeated layers are combined."""
     trace, priced = analysis.job.ranks[rank], analysis.durations[rank]
     where, steps = analysis.steady_events(rank)
     events = trace.events[where]
@@ -213,7 +213,7 @@ def communication(analysis: Analysis, rank: int) -> list[Communication]:
         call = trace.collectives[int(subject)]
         row = rows[call.communicator, call.op]
         row[0] += times / steps
-        row[1] += times / steps * _given(call)
+        row[1] += times / steps * _bytes(call)
         row[2] += times / steps * float(priced.collectives.seconds[subject])
         row[3] += times / steps * buffer_bytes(call, trace.communicators[call.communicator], analysis.cluster)
     found = []
@@ -234,5 +234,5 @@ def communication(analysis: Analysis, rank: int) -> list[Communication]:
     return sorted(found, key=lambda row: -row.seconds)
 
 
-def _given(call: CollectiveCall) -> int:
+def _bytes(call: CollectiveCall) -> int:
     return elements(call) * item_bytes(call.dtype)

@@ -1,4 +1,4 @@
-"""Tables of predictions side by side, for `maya what-if`."""
+"""Tables that show several predictions side by side, for `maya what-if`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from maya_core.report.terminal import plain_table
 
 
 def comparison(names: list[str], predictions: list[Prediction]) -> Table:
-    """Predictions side by side, the first being what the others are held against."""
+    """A table of predictions. The others are compared with the first."""
     table = plain_table("", "", *(f">{name}" for name in names))
     first = predictions[0]
 
@@ -22,24 +22,24 @@ def comparison(names: list[str], predictions: list[Prediction]) -> Table:
         if any(value != "-" for value in values):
             table.add_row(heading, *values)
 
-    def faster(prediction: Prediction) -> str:
-        if not prediction.step_time_s or not first.step_time_s:
+    def speed(prediction: Prediction) -> str:
+        if prediction is first or not prediction.step_time_s or not first.step_time_s:
             return "-"
-        change = "" if prediction is first else f" ({first.step_time_s / prediction.step_time_s:.2f} x)"
-        return wording.seconds(prediction.step_time_s) + change
+        return f"{first.step_time_s / prediction.step_time_s:.2f} x"
 
-    row("step time", [faster(each) for each in predictions])
+    row("step time", [wording.seconds(each.step_time_s) if each.step_time_s else "-" for each in predictions])
+    row("relative speed", [speed(each) for each in predictions])
     row("tokens/s", [wording.count(each.tokens_per_s) if each.tokens_per_s else "-" for each in predictions])
     row("samples/s", [wording.count(each.samples_per_s) if each.samples_per_s else "-" for each in predictions])
-    row("MFU", [f"{each.mfu:.1%}" if each.mfu is not None else "-" for each in predictions])
+    row("MFU", [wording.share(each.mfu) if each.mfu is not None else "-" for each in predictions])
     row("exposed communication", [_share(each, "exposed_communication_s") for each in predictions])
     row("waiting", [_share(each, "waiting_s") for each in predictions])
     row("cost per 1,000 steps", [_dollars(each) for each in predictions])
     row("memory", [_memory(each) for each in predictions])
     row(
-        "known well",
+        "measured or interpolated",
         [
-            f"{each.confidence.measured + each.confidence.interpolated:.0%}" if each.confidence else "-"
+            wording.percent(each.confidence.measured + each.confidence.interpolated) if each.confidence else "-"
             for each in predictions
         ],
     )
@@ -47,15 +47,15 @@ def comparison(names: list[str], predictions: list[Prediction]) -> Table:
 
 
 def notes(recorded: Prediction, others: Iterable[Prediction]) -> Group:
-    """What there is to weigh on other hardware that is not on the recorded one."""
-    told = dict.fromkeys(caveat for prediction in others for caveat in prediction.caveats)
-    return Group(*(Text(f"Note: {caveat}", style="yellow") for caveat in told if caveat not in recorded.caveats))
+    """The caveats that apply to the other hardware, but not to the recorded one."""
+    caveats = dict.fromkeys(caveat for prediction in others for caveat in prediction.caveats)
+    return Group(*(Text(f"Note: {caveat}", style="yellow") for caveat in caveats if caveat not in recorded.caveats))
 
 
 def _share(prediction: Prediction, name: str) -> str:
     if prediction.world.size == 1 or prediction.time is None or not prediction.step_time_s:
         return "-"
-    return f"{getattr(prediction.time, name) / prediction.step_time_s:.1%}"
+    return wording.share(getattr(prediction.time, name) / prediction.step_time_s)
 
 
 def _dollars(prediction: Prediction) -> str:

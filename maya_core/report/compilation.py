@@ -1,4 +1,4 @@
-"""What torch.compile did to a job, from what its traces say of it."""
+"""Summarizes what torch.compile did: its graphs, graph breaks, recompilations and failures, as the traces recorded them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def compiled(job: JobTrace) -> Compiled | None:
     if not traces:
         return None
     trace = max(traces, key=lambda one: one.meta["compiled"]["graphs"])
-    told = trace.meta["compiled"]
+    record = trace.meta["compiled"]
     return Compiled(
-        graphs=told["graphs"],
+        graphs=record["graphs"],
         triton_kernels_per_step=_kernels(trace),
-        compile_s=told["seconds"],
-        graph_breaks=[_break(one) for one in told["graph_breaks"]],
-        recompiles=[_recompile(one) for one in told["recompiles"]],
-        failed=[_failure(one) for one in told["failed"]],
+        compile_s=record["seconds"],
+        graph_breaks=[_break(one) for one in record["graph_breaks"]],
+        recompiles=[_recompile(one) for one in record["recompiles"]],
+        failed=[_failure(one) for one in record["failed"]],
     )
 
 
@@ -38,11 +38,11 @@ def _kernels(trace: RankTrace) -> int:
 
 
 def _break(row: dict[str, Any]) -> str:
-    return f"{wording.short_source(row['where']) or 'unknown place'}: {row['reason']}"
+    return f"{wording.short_source(row['where']) or 'unknown line'}: {row['reason']}"
 
 
 def _recompile(row: dict[str, Any]) -> str:
-    return f"{_function(row)}, {row['times']} time{'s' * (row['times'] != 1)}, last because not: {row['reason']}"
+    return f"{_function(row)}, {row['times']} time{'s' * (row['times'] != 1)}, the last time because this guard failed: {row['reason']}"
 
 
 def _failure(row: dict[str, Any]) -> str:
@@ -50,7 +50,7 @@ def _failure(row: dict[str, Any]) -> str:
 
 
 def _function(row: dict[str, Any]) -> str:
-    """As 'forward (file:line)', the file as short as elsewhere."""
+    """A function as 'forward (file:line)', with a short path."""
     name, _, place = row["function"].partition(" (")
     return f"{name} ({wording.short_source(place.rstrip(')'))})" if place else name
 
@@ -61,22 +61,22 @@ def _some(rows: list[str]) -> str:
 
 
 def caveats(trace: RankTrace) -> list[str]:
-    told = trace.meta.get("compiled")
-    if not told:
+    record = trace.meta.get("compiled")
+    if not record:
         return []
     found = []
-    if breaks := told["graph_breaks"]:
+    if breaks := record["graph_breaks"]:
         found.append(
-            f"torch.compile breaks its graph in {len(breaks)} place{'s' * (len(breaks) != 1)}, as on a GPU: {_some([_break(one) for one in breaks])}."
+            f"torch.compile breaks its graph in {len(breaks)} place{'s' * (len(breaks) != 1)}, as it would on a GPU: {_some([_break(one) for one in breaks])}."
         )
-    if again := told["recompiles"]:
-        when = [step for step in told["in_steps"] if step > 1]
+    if again := record["recompiles"]:
+        when = [step for step in record["in_steps"] if step > 1]
         steps = f", in step{'s' * (len(when) != 1)} {', '.join(map(str, when))}" if when else ""
         found.append(
-            f"torch.compile compiled anew{steps}: {_some([_recompile(one) for one in again])}. On a GPU each takes the host seconds to minutes, which are in no time here."
+            f"torch.compile recompiled{steps}: {_some([_recompile(one) for one in again])}. On a real machine each recompilation takes seconds to minutes, which no time here includes."
         )
-    if failed := told["failed"]:
+    if failed := record["failed"]:
         found.append(
-            f"torch.compile gave up, as it would on a GPU, and this runs uncompiled: {_some([_failure(one) for one in failed])}."
+            f"torch.compile failed, as it would on a GPU, so these functions run uncompiled: {_some([_failure(one) for one in failed])}."
         )
     return found

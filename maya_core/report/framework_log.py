@@ -1,12 +1,12 @@
-"""A framework's own log with predicted numbers. While the program runs nobody knows them yet, so its integration leaves times out,
-and notes each line as it was last written (`Emulation.log`, by name) with places to fill in:
+"""Fills predicted numbers into the log lines of a framework. While the program runs, times are not known yet, so the integration
+suppresses the line and records it (`Emulation.log`, by name) with places to fill in:
 
     {"text": "iteration 3 | elapsed time per iteration (ms): {step_ms:.1f} | throughput: {rates[0]:.1f} |", "work": [4.2e6]}
     {"text": "forward: {seconds[0]:si}s, {rates[0]:si}FLOPS", "spans": [[[120, 340]]], "work": [[8.1e12, [0]]]}
 
-A span is the time between two CUDA events, or several such added up: their places in the rank's record, counted as they were made.
-`seconds` and `ms` are the spans, the latter over `over` if that is given; `rates` are each `work` in a millisecond of the predicted step, or of the spans named with it. `:si`
-writes a number with a prefix: 1.5e12 as "1.5 T".
+A span is the time between two CUDA events, or the sum of several such times; an event is given by its place in the rank's
+record. `seconds` and `ms` are the spans, and `ms` is divided by `over` if that is given. `rates` is each `work` per millisecond of
+the predicted step, or of the spans that are named with it. `:si` writes a number with a prefix: 1.5e12 as "1.5 T".
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Pairs = list[tuple[int, int]]
 
 
 class Filled(float):
-    """A number for a log's line."""
+    """A number in a log line, which also supports the format `:si`."""
 
     def __format__(self, spec: str) -> str:
         if spec != "si":
@@ -63,10 +63,10 @@ def _filled(entry: dict[str, Any], step_s: float, spans: list[float]) -> str:
 
 
 def span_s(analysis: Analysis, rank: int, pairs: Pairs) -> float | None:
-    """Between each two events, added up. None if the rank's trace ends before one of them."""
+    """The sum of the times between each pair of events. None if the trace of the rank ends before one of them."""
     assert analysis.timeline is not None
     events = analysis.job.ranks[rank].events
-    recorded = np.flatnonzero(events["kind"] != EventKind.STEP_END)  # the ends of steps were put in afterwards
+    recorded = np.flatnonzero(events["kind"] != EventKind.STEP_END)  # step ends are inserted after the recording
     timeline = analysis.timeline.ranks[rank]
     records = np.flatnonzero(timeline.kind == WorkKind.RECORD)
     items = dict(zip(timeline.event[records].tolist(), records.tolist(), strict=True))

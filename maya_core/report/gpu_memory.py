@@ -1,4 +1,7 @@
-"""Memory of a job's emulated GPUs: peaks, what they are made of and where in the program, and whether they fit."""
+"""Memory of the emulated GPUs: their peaks, what the peaks consist of, where they come from, and whether the job fits.
+
+The peaks of a recorded trace come from `trace.memory_peaks`; for another GPU the trace is replanned first.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ MOST_SHARES = 40
 
 
 def memory(job: JobTrace, gpu: Gpu) -> Memory:
-    """On this GPU, which need not be the one the job was emulated on."""
+    """The memory of a job on a GPU, which may differ from the one it was emulated on."""
     rows = [row for rank, trace in job.ranks.items() for row in _devices(rank, trace, gpu)]
     answers = {row.fits for row in rows}
     return Memory(fits=False if False in answers else None if None in answers or not rows else True, ranks=rows)
@@ -34,8 +37,8 @@ def _devices(rank: int, trace: RankTrace, gpu: Gpu) -> list[DeviceMemory]:
     outside = {"CUDA context and libraries": gpu.outside_bytes, "NCCL buffers": trace.meta.get("nccl_bytes", 0)}
     result = []
     for peak in peaks_on(trace, gpu):
-        asked = ooms[ooms["device"] == peak.device]
-        largest = asked[np.argmax(asked["a"])] if len(asked) else None
+        failed = ooms[ooms["device"] == peak.device]
+        largest = failed[np.argmax(failed["a"])] if len(failed) else None
         result.append(
             DeviceMemory(
                 rank=rank,
@@ -53,21 +56,24 @@ def _devices(rank: int, trace: RankTrace, gpu: Gpu) -> list[DeviceMemory]:
                 at_peak=_at_peak(peak),
                 out_of_memory_bytes=int(largest["a"]) if largest is not None else None,
                 out_of_memory_step=_step(trace, largest) if largest is not None else None,
-                fits=_fits(trace, gpu, peak, sum(outside.values()), asked),
+                fits=_fits(trace, gpu, peak, sum(outside.values()), failed),
             )
         )
     return result
 
 
 def peaks_on(trace: RankTrace, gpu: Gpu) -> list[DevicePeak]:
-    """The peaks of a rank's devices. On another GPU than the recorded one temporaries and workspaces are that GPU's; what the
-    allocator then holds in reserve is taken to change as what is allocated does."""
+    """The peaks of a rank's devices on a GPU.
+
+    If it is not the recorded GPU, temporaries and workspaces are those of the given one, and reserved memory is assumed to exceed
+    allocated memory by as much as it did in the recording.
+    """
     recorded = recorded_gpu(trace)
     if recorded is None or recorded.name == gpu.name:
         return device_peaks(trace)
-    there = device_peaks(_replanned(trace, recorded, gpu).trace)
+    peaks = device_peaks(_replanned(trace, recorded, gpu).trace)
     reserved = {peak.device: peak.reserved_bytes - peak.allocated_bytes for peak in device_peaks(trace)}
-    return [replace(peak, reserved_bytes=peak.allocated_bytes + reserved[peak.device]) for peak in there]
+    return [replace(peak, reserved_bytes=peak.allocated_bytes + reserved[peak.device]) for peak in peaks]
 
 
 def _replanned(trace: RankTrace, recorded: Gpu, gpu: Gpu) -> Replanned:
@@ -75,24 +81,24 @@ def _replanned(trace: RankTrace, recorded: Gpu, gpu: Gpu) -> Replanned:
 
 
 def unplaced_bytes(trace: RankTrace, gpu: Gpu) -> int:
-    """The most that a call takes on this GPU which the recorded trace has no block for."""
+    """The most memory that a call needs on this GPU and for which the recorded trace has no block."""
     recorded = recorded_gpu(trace)
     return 0 if recorded is None or recorded.name == gpu.name else _replanned(trace, recorded, gpu).unplaced_bytes
 
 
 def recorded_gpu(trace: RankTrace) -> Gpu | None:
-    """The GPU that a trace was recorded for; None if the catalog does not have it, as when it is of somebody else's file."""
+    """The GPU that a trace was recorded for; None if it is not in the catalog, for example because it comes from another user's file."""
     return gpus().get(trace.meta["gpu"])
 
 
 def _step(trace: RankTrace, event: np.void) -> int:
-    """In which an event falls, from 1."""
+    """The step in which an event occurred, counted from 1."""
     ends = trace.events["time_ns"][trace.events["kind"] == EventKind.STEP_END]
     return int(np.count_nonzero(ends < event["time_ns"])) + 1
 
 
-def _went_on_after(trace: RankTrace, event: np.void) -> bool:
-    """With a smaller batch, say: to the end of a step, where there are no steps to another backward, or to other work."""
+def _continued_after(trace: RankTrace, event: np.void) -> bool:
+    """Whether the program made progress after an event: it completed a step; without steps, another backward; otherwise, any op."""
     is_op = trace.events["kind"] == EventKind.OP
     progress = (trace.events["kind"] == EventKind.STEP_END, is_op & (trace.events["phase"] == Phase.BACKWARD), is_op)
     furthest = next((one for one in progress if one.any()), is_op)
@@ -100,19 +106,19 @@ def _went_on_after(trace: RankTrace, event: np.void) -> bool:
 
 
 def _fits(trace: RankTrace, gpu: Gpu, peak: DevicePeak, outside: int, ooms: np.ndarray) -> bool | None:
-    went_on = trace.meta["ended"] in ("completed", "stopped")
+    finished = trace.meta["ended"] in ("completed", "stopped")
     if gpu.memory_bytes == trace.meta["gpu_memory_bytes"] and gpu.name == trace.meta["gpu"]:
-        if len(ooms) and not (went_on and _went_on_after(trace, ooms[-1])):
-            return False  # also of a program that catches the error and ends in peace
-        return True if went_on else None
+        if len(ooms) and not (finished and _continued_after(trace, ooms[-1])):
+            return False  # even if the program catches the error and then ends normally
+        return True if finished else None
     if peak.allocated_bytes + outside > gpu.memory_bytes:
         return False
-    # With less memory the allocator gives its cache back before it gives up: whether that is enough takes an emulation.
-    return True if went_on and peak.reserved_bytes + outside <= gpu.memory_bytes else None
+    # With less memory the allocator releases its cache before it fails. Only an emulation shows whether that is enough.
+    return True if finished and peak.reserved_bytes + outside <= gpu.memory_bytes else None
 
 
 def _at_peak(peak: DevicePeak) -> list[Peak]:
-    """What is live at the peak, layers of a kind together."""
+    """What is live at the peak. Repeated layers are combined."""
     totals: dict[tuple[str, str, str, str], list[int]] = defaultdict(lambda: [0, 0])
     for share in peak.shares:
         total = totals[generic(share.module), share.phase.name.lower(), share.source, share.category]

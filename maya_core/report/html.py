@@ -1,10 +1,10 @@
-"""The report as one HTML page that needs nothing else: no network, no server, no other file.
+"""Writes the report as one self-contained HTML page, which needs no network, no server and no other file.
 
     write_page(analysis, prediction, Path("report.html"))
 
-Names in it come from the user's program and are never markup: the template escapes them, the scripts set text only, data is
-JSON without a character that could end its element, and a content security policy allows the page's own script and style by
-their hashes and nothing else. The same analysis gives the same bytes.
+Names on the page come from the user's program and must never act as markup: the template escapes them, the scripts only set text,
+the embedded JSON has no character that could end its element, and a content security policy allows only the page's own script and
+style, by their hashes. The same analysis produces the same bytes.
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ from maya_core.report.analysis import Analysis
 from maya_core.report.page.memory_chart import curves, shown
 from maya_core.report.page.timeline_chart import timeline
 from maya_core.report.prediction import Prediction
+from maya_core.report.terminal import ENDINGS
 from maya_core.trace.call_names import abbreviated
 
 FOLDER = Path(__file__).with_name("page")
 SCRIPTS = ("shared.js", "timeline.js", "memory.js")
-MOST_BARS = 16  # of ranks
+MOST_BARS = 16  # one for each rank
 # The parts of a step, in the order they are drawn: field, name, class.
 PARTS = (
     ("compute_s", "compute", "compute"),
     ("exposed_communication_s", "exposed communication", "communication"),
-    ("waiting_s", "waiting for ranks", "waiting"),
+    ("waiting_s", "waiting for other ranks", "waiting"),
     ("copy_s", "copies", "copy"),
     ("host_s", "waiting for the host", "host"),
 )
 PROVENANCE = {
-    "measured": "this very work was timed on this GPU",
+    "measured": "exactly this kernel was timed on this GPU",
     "interpolated": "between measurements of this GPU",
-    "extrapolated": "outside of them, or carried over from another GPU",
+    "extrapolated": "outside the range of the measurements, or from another GPU",
     "bound": "a lower bound from the data sheet",
 }
 
@@ -56,7 +57,7 @@ def write_page(analysis: Analysis, prediction: Prediction, path: str | Path) -> 
 def page(analysis: Analysis, prediction: Prediction) -> str:
     style = _read("page.css")
     script = "\n".join(_read(name) for name in SCRIPTS)
-    ran = timeline(analysis)
+    chart = timeline(analysis)
     return (
         _environment()
         .get_template("page.html")
@@ -69,8 +70,9 @@ def page(analysis: Analysis, prediction: Prediction) -> str:
             provenance=PROVENANCE,
             busiest=prediction.detailed_rank if len(prediction.ranks) > 1 else None,
             emulated=abbreviated(prediction.world.emulated_ranks),
-            timeline=ran,
-            data=_embedded({"timeline": ran, "memory": curves(analysis, prediction.memory)}),
+            ended=ENDINGS.get(prediction.trace.ended, prediction.trace.ended),
+            timeline=chart,
+            data=_embedded({"timeline": chart, "memory": curves(analysis, prediction.memory)}),
             style=Markup(style),
             script=Markup(script),
             style_hash=_hash(style),
@@ -80,7 +82,7 @@ def page(analysis: Analysis, prediction: Prediction) -> str:
 
 
 def _bars(prediction: Prediction) -> list[tuple[str, Any]]:
-    """Whose step is drawn: the mean, and as many ranks as can be read."""
+    """The steps that are drawn: the mean over all ranks, and the first ranks."""
     ranks = [(f"rank {rank.rank}", rank) for rank in prediction.ranks[:MOST_BARS]]
     return [("mean", prediction.time), *ranks] if len(ranks) > 1 and prediction.time is not None else list(ranks)
 
@@ -106,7 +108,7 @@ def _read(name: str) -> str:
 
 
 def _embedded(value: Any) -> Markup:
-    """JSON for a <script> element: no character of it ends the element, opens another or ends a line."""
+    """JSON for a <script> element. No character in it can end the element, open another one or end a line."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)  # ASCII only: U+2028 and U+2029 are escaped too
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")

@@ -1,4 +1,4 @@
-"""What takes a rank's GPU time: the ops of its last step, by how long their kernels run, and how surely that is known."""
+"""The table of `maya kernels`: the ops and collectives of a rank's last step, longest first, with the provenance of their times."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.text import Text
 from maya_core.predictor.durations import Durations, Provenance
 from maya_core.predictor.families import COMMUNICATION
 from maya_core.predictor.pricing import TraceDurations
+from maya_core.report import wording
 from maya_core.trace.call import Call, Tensor
 from maya_core.trace.communication import CollectiveCall
 from maya_core.trace.rank import RankTrace
@@ -20,13 +21,13 @@ from maya_core.trace.schema import EventKind
 
 @dataclass(frozen=True)
 class KernelRow:
-    """A distinct call of the step."""
+    """A distinct call of a step."""
 
     name: str
     shapes: str
     family: str
     times: int
-    seconds: float  # of one
+    seconds: float  # of one call
     provenance: Provenance
     profile: str
 
@@ -38,14 +39,17 @@ class KernelRow:
 def entries(trace: RankTrace, durations: TraceDurations) -> list[KernelRow]:
     """Every distinct op and collective of the last step, longest first."""
     step = trace.step(trace.steps) if trace.steps else trace.events
+
+    def op(number: int) -> tuple[str, str, str]:
+        return (*_op(durations.calls[number]), durations.families[number])
+
+    def collective(number: int) -> tuple[str, str, str]:
+        return (*_collective(trace.collectives[number]), COMMUNICATION)
+
     found = []
     for kind, priced, label in (
-        (EventKind.OP, durations.ops, lambda number: (*_op(durations.calls[number]), durations.families[number])),
-        (
-            EventKind.COLLECTIVE,
-            durations.collectives,
-            lambda number: (*_collective(trace.collectives[number]), COMMUNICATION),
-        ),
+        (EventKind.OP, durations.ops, op),
+        (EventKind.COLLECTIVE, durations.collectives, collective),
     ):
         numbers, counts = np.unique(step["subject"][step["kind"] == kind], return_counts=True)
         for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
@@ -73,7 +77,7 @@ def _collective(call: CollectiveCall) -> tuple[str, str]:
 
 
 def shares(found: list[KernelRow]) -> dict[Provenance, float]:
-    """How much of the time is known how."""
+    """The share of the time by provenance."""
     total = sum(entry.total for entry in found) or 1.0
     return {known: sum(e.total for e in found if e.provenance is known) / total for known in Provenance}
 
@@ -83,15 +87,22 @@ def render(rank: int, gpu: str, found: list[KernelRow], top: int) -> Group:
     table = Table(
         title=f"rank {rank}, {gpu}: {total * 1e3:,.2f} ms of kernels, copies and collectives in the last step"
     )
-    for heading, justify in (("op", "left"), ("of", "left"), ("times", "right"), ("each us", "right"), ("share", "right"), ("known", "left")):  # fmt: skip
+    for heading, justify in (("op", "left"), ("inputs", "left"), ("calls", "right"), ("µs per call", "right"), ("share", "right"), ("source of the time", "left")):  # fmt: skip
         table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for entry in found[:top]:
         table.add_row(
-            entry.name, entry.shapes, f"{entry.times:,}", f"{entry.seconds * 1e6:,.1f}", f"{entry.total / total:.1%}",
+            entry.name, entry.shapes, f"{entry.times:,}", f"{entry.seconds * 1e6:,.1f}", wording.share(entry.total / total),
             f"{entry.provenance.name.lower()}, {entry.profile}",
         )  # fmt: skip
     rest = found[top:]
     if rest:
-        table.add_row(f"{len(rest)} more", "", f"{sum(e.times for e in rest):,}", "", f"{sum(e.total for e in rest) / total:.1%}", "")  # fmt: skip
-    known = ", ".join(f"{name.name.lower()} {share:.0%}" for name, share in shares(found).items() if share > 0.0005)
-    return Group(table, Text(f"Known by: {known}. Sums do not show what runs at the same time.", style="dim"))
+        table.add_row(f"{len(rest)} more calls", "", f"{sum(e.times for e in rest):,}", "", wording.share(sum(e.total for e in rest) / total), "")  # fmt: skip
+    known = ", ".join(
+        f"{wording.percent(share)} {name.name.lower()}" for name, share in shares(found).items() if share > 0.0005
+    )
+    return Group(
+        table,
+        Text(
+            f"How well times are known: {known}. The sums do not show which of these run at the same time.", style="dim"
+        ),
+    )

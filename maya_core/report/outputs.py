@@ -1,4 +1,4 @@
-"""Where a prediction goes: the terminal, the files that were asked for, and trackers."""
+"""Delivers a prediction: to the terminal, to the requested files, and to trackers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from maya_core.tracking import LogPrediction, prediction_trackers
 
 @dataclass(frozen=True)
 class Outputs:
-    """The files that were asked for. Whether they can be written is checked at once, not after minutes of work."""
+    """The requested files. Whether they can be written is checked at once, not after minutes of work."""
 
     json_file: Path | None = None
     html: Path | None = None
     timeline: Path | None = None
     snapshot: Path | None = None
-    rank: int | None = None  # of timeline and snapshot; None for all
+    rank: int | None = None  # the rank of timeline and snapshot; None: all of them
     trackers: tuple[LogPrediction, ...] = ()  # receive the prediction at the end
 
     def __post_init__(self) -> None:
@@ -42,7 +42,10 @@ class Outputs:
             if path is not None:
                 check_target(path, kind)
         if self.timeline is not None and not self.timeline.name.endswith((".json", ".json.gz")):
-            raise MayaError(f"--timeline {self.timeline}: not a name for a timeline.", "Give FILE.json or FILE.json.gz")
+            raise MayaError(
+                f"--timeline {self.timeline}: a timeline must be named *.json or *.json.gz.",
+                "Give FILE.json or FILE.json.gz.",
+            )
 
     @classmethod
     def of(

@@ -1,4 +1,4 @@
-"""Predictions on disk."""
+"""Writes predictions to files and reads them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""A rank's memory as torch.cuda.memory._dump_snapshot would have saved it, for https://pytorch.org/memory_viz.
+"""Writes a rank's memory as torch.cuda.memory._dump_snapshot would have saved it, for https://pytorch.org/memory_viz.
 
     write_snapshot(trace, Path("memory.pickle"))
 
-The viewer takes pickles only; this one holds dicts, lists, tuples, numbers and strings, in the protocol the viewer reads. Maya
-reads no pickles itself.
+The viewer only accepts pickles. This one contains dicts, lists, tuples, numbers and strings, in a protocol that the viewer reads.
+Maya itself reads no pickles.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from maya_core.trace.memory_peaks import CATEGORIES, allocated, blocks, devices_
 from maya_core.trace.rank import RankTrace
 from maya_core.trace.schema import EventKind, Phase
 
-PROTOCOL = 4  # the newest that the viewer knows
-SMALL = 2 * 2**20  # segments of that size hold small blocks (kSmallBuffer)
-POOL = (0, 0)  # the default one
+PROTOCOL = 4  # the newest one that the viewer supports
+SMALL = 2 * 2**20  # the size of segments for small blocks (kSmallBuffer)
+POOL = (0, 0)  # the default pool
 
 
 def write_snapshot(trace: RankTrace, path: str | Path, device: int | None = None) -> Path:
-    """Writes the history of one of the rank's GPUs, and its memory as it was at the end; by default the one it uses most."""
+    """Writes the history and the final memory of one of the rank's GPUs; by default of the one with the highest peak."""
     path = Path(path)
     write_file(path, pickle.dumps(snapshot(trace, device), protocol=PROTOCOL), FileKind.SNAPSHOT)
     return path
@@ -43,9 +43,9 @@ def snapshot(trace: RankTrace, device: int | None = None) -> dict[str, Any]:
         )
     frames = _Frames(trace)
     history = _history(trace, device, frames)
-    # A device's number is its place in the list.
+    # The index in the list is the number of the device.
     return {
-        "generator": "Maya memory snapshot",  # which the viewer passes over
+        "generator": "Maya memory snapshot",  # ignored by the viewer
         "segments": _segments(trace, device, frames),
         "device_traces": [*([] for _ in range(device)), history],
         "annotations": [],
@@ -59,7 +59,7 @@ def snapshot(trace: RankTrace, device: int | None = None) -> dict[str, Any]:
 
 
 class _Frames:
-    """Call stacks, innermost first: the line that allocated, and the module it was in. Equal ones are one object."""
+    """Call stacks of one frame: the line that allocated, and its module. Equal stacks share one object."""
 
     def __init__(self, trace: RankTrace) -> None:
         self.trace = trace
@@ -116,13 +116,13 @@ def _history(trace: RankTrace, device: int, frames: _Frames) -> list[dict[str, A
             entries.append({"action": "oom", "device_free": max(0, room - int(held[place])), "size": address, "frames": [], **at})  # fmt: skip
         else:
             action = "segment_alloc" if kind == EventKind.SEGMENT_ALLOC else "segment_free"
-            # Of categories the viewer adds one by this name itself if it is missing, and stumbles over that.
+            # Without it the viewer adds a category of this name itself, and fails.
             entries.append({"action": action, "addr": address, "size": size, "frames": [], "category": "unknown", **at})
     return entries
 
 
 def _segments(trace: RankTrace, device: int, frames: _Frames) -> list[dict[str, Any]]:
-    """What the allocator holds at the end, each segment cut into the blocks that are in use and the rest."""
+    """What the allocator holds at the end: each segment, divided into blocks in use and free blocks."""
     events = trace.events
     live: dict[int, tuple[int, int]] = {}  # address: (bytes, stream)
     here = events["device"] == device
@@ -166,5 +166,5 @@ def _blocks(trace: RankTrace, made: list[int], start: int, size: int, frames: _F
 
 
 def _block(address: int, size: int, state: str, stack: list[dict[str, Any]]) -> dict[str, Any]:
-    # A trace has sizes as the allocator rounds them; what was asked for may be up to 511 bytes less.
+    # A trace contains sizes as the allocator rounds them. The requested size may be up to 511 bytes smaller.
     return {"address": address, "size": size, "requested_size": size, "state": state, "frames": stack}

@@ -1,4 +1,7 @@
-"""Summarizes an analysed job as a Prediction: time, throughput, FLOPs, cost, energy, and what a reader should be careful about."""
+"""Summarizes an analysed job as a Prediction: time, FLOPs, cost, energy, and caveats.
+
+Throughput, memory, the breakdown of time and torch.compile have modules of their own; this one puts everything together.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from maya_core.hardware.catalog import gpus
 from maya_core.hardware.cluster import Cluster
 from maya_core.hardware.dtypes import dtype
 from maya_core.hardware.host_costs import KERNEL_GAP_S, LAUNCH_S
+from maya_core.hardware.models import Price
 from maya_core.ops.attention_choice import changes_layout
 from maya_core.ops.kernel import Convolution, Gemm, GroupedGemm, Kernel, Recurrent, Streaming, TritonGemm
 from maya_core.ops.plan import flops_of
@@ -46,23 +50,22 @@ from maya_core.trace.rank import RankTrace
 from maya_core.trace.schema import EventKind, Phase
 from maya_core.version import __version__
 
-# What is not known of some ops, for the reader to weigh. docs/memory.md says more.
+# What is uncertain about some ops. docs/memory.md explains more.
 CAVEATS = {
     "aten::convolution": "cuDNN's workspaces for convolutions are not included in memory.",
     "aten::_cudnn_rnn": "The reserve space of cuDNN's recurrent networks is an estimate.",
     "aten::_scaled_dot_product_cudnn_attention": "The workspace of cuDNN's attention is an estimate.",
 }
-# Half the width of the range around step_time_s, for time that is known so. docs/prediction.md says where from.
+# The relative error of a time, by its provenance: the range around step_time_s. docs/prediction.md explains where it comes from.
 ERROR = {"measured": 0.03, "interpolated": 0.08, "extrapolated": 0.25, "bound": 0.5}
-# Of a GPU's power limit, by what it does; by judgement. Waiting in NCCL's kernels is busy waiting.
+# The share of its power limit that a GPU draws, by what it does; estimates. NCCL's kernels wait busily.
 POWER = {"compute_s": 0.9, "exposed_communication_s": 0.45, "waiting_s": 0.35, "copy_s": 0.3, "host_s": 0.2}
-# Of a fused attention's backward, the part that computes the scores again.
+# The share of a fused attention's backward that recomputes the scores.
 SCORES_AGAIN = 1 / 5
 
 
 def summarize(analysis: Analysis) -> Prediction:
-    job, cluster, calibration = analysis.job, analysis.cluster, analysis.calibration
-    traces = list(job.ranks.values())
+    job, cluster = analysis.job, analysis.cluster
     ranks = [each for each in (breakdown.rank_time(analysis, one) for one in _timelines(analysis)) if each is not None]
     step = analysis.step_time_s
     flops = _flops(analysis)
@@ -96,32 +99,14 @@ def summarize(analysis: Analysis) -> Prediction:
         top_kernels=breakdown.top_kernels(analysis, shown),
         top_modules=breakdown.top_modules(analysis, shown),
         communication=breakdown.communication(analysis, shown),
-        world=WorldPart(
-            size=job.world_size,
-            nodes=cluster.nodes,
-            gpus_per_node=cluster.gpus_per_node,
-            emulated_ranks=list(job.ranks),
-        ),
+        world=_world(analysis),
         cluster=_cluster(cluster),
-        assumptions=Assumptions(
-            host=analysis.options.host.value,
-            clocks="burst" if analysis.options.burst else "sustained",
-            attention=analysis.options.attention,
-            calibration=calibration.name if calibration else "",
-            calibrated_by=str(calibration.runs) if calibration and calibration.runs else "",
-        ),
-        trace=TracePart(
-            steps=analysis.steps,
-            ended=_ended(traces),
-            torch=traces[0].meta["torch"],
-            python=traces[0].meta["python"],
-            events=sum(len(trace.events) for trace in traces),
-            kernels_per_step=_kernels(analysis, shown),
-        ),
+        assumptions=_assumptions(analysis),
+        trace=_trace(analysis, shown),
         workload=_workload(job),
         compiled=compiled(job),
         unknown_ops=unknown,
-        caveats=[*_caveats(analysis), *_of_unknown_ops(unknown, ranks)],
+        caveats=[*_caveats(analysis), *_unknown_op_caveats(unknown, ranks)],
         hangs=analysis.hangs,
     )
 
@@ -149,7 +134,7 @@ def _range(step: float | None, known: Confidence | None) -> tuple[float, float] 
 
 
 def _flops(analysis: Analysis) -> Flops | None:
-    """Of the whole job: each emulated rank stands for as many as every other."""
+    """The FLOPs per step of the whole job. Every emulated rank represents the same number of ranks."""
     model, hardware = 0.0, 0.0
     dtypes: dict[str, float] = defaultdict(float)
     for rank, trace in analysis.job.ranks.items():
@@ -175,12 +160,12 @@ def _flops(analysis: Analysis) -> Flops | None:
     return Flops(model=round(model * share), hardware=round(hardware * share), peak_flops_per_gpu=peak, dtype=rate)
 
 
-# Of an op's arguments, those whose dtype says at what rate it is computed.
+# The arguments whose dtype determines the rate at which an op is computed.
 OPERANDS = ("query", "mat2", "weight", "other", "batch2")
 
 
 def _rate(call: Call, kernels: Sequence[Kernel]) -> str:
-    """The peak rate that the call's arithmetic is held against: that of its products, else of its operands."""
+    """The name of the peak rate that the call's FLOPs are compared with: that of its products, otherwise of its operands."""
     for kernel in kernels:
         if isinstance(kernel, Gemm | GroupedGemm | TritonGemm | Convolution | Recurrent):
             return kernel.dtype
@@ -195,14 +180,9 @@ def _cost(cluster: Cluster, step: float | None, work: Throughput) -> Cost | None
         return None
     quotes = cluster.quotes()
     if cluster.price_per_gpu_hour is not None:
-        price = f"${cluster.price_per_gpu_hour:,.2f} a GPU-hour, as given"
+        price = f"${cluster.price_per_gpu_hour:,.2f} per GPU-hour, as you gave it"
     else:
-        listed = quotes[0].price
-        price = " ".join(
-            part
-            for part in (listed.node or listed.gpu or "", f"at {listed.provider}", listed.region, listed.date)
-            if part
-        )
+        price = _price_in_words(quotes[0].price)
     per_step = hourly * step / 3600 if step else None
     return Cost(
         usd_per_hour=hourly,
@@ -214,6 +194,13 @@ def _cost(cluster: Cluster, step: float | None, work: Throughput) -> Cost | None
     )
 
 
+def _price_in_words(price: Price) -> str:
+    """Which price was used: price of h100 at runpod, 2026-08"""
+    region = price.region if price.region != "all" else ""
+    details = [part for part in (region, price.date) if part]
+    return ", ".join([f"price of {price.node or price.gpu} at {price.provider}", *details])
+
+
 def _energy(cluster: Cluster, world: int, step: float | None, time: Time | None) -> Energy | None:
     if not step or time is None:
         return None
@@ -221,6 +208,39 @@ def _energy(cluster: Cluster, world: int, step: float | None, time: Time | None)
     watts = cluster.gpu.power_limit_w * sum(share * getattr(time, name) for name, share in POWER.items()) / whole
     joules = watts * step * world
     return Energy(average_w_per_gpu=watts, joules_per_step=joules, kwh_per_1k_steps=joules * 1000 / 3.6e6)
+
+
+def _world(analysis: Analysis) -> WorldPart:
+    return WorldPart(
+        size=analysis.job.world_size,
+        nodes=analysis.cluster.nodes,
+        gpus_per_node=analysis.cluster.gpus_per_node,
+        emulated_ranks=list(analysis.job.ranks),
+    )
+
+
+def _assumptions(analysis: Analysis) -> Assumptions:
+    calibration = analysis.calibration
+    return Assumptions(
+        host=analysis.options.host.value,
+        clocks="burst" if analysis.options.burst else "sustained",
+        attention=analysis.options.attention,
+        calibration=calibration.name if calibration else "",
+        calibrated_by=str(calibration.runs) if calibration and calibration.runs else "",
+    )
+
+
+def _trace(analysis: Analysis, shown: int) -> TracePart:
+    """What the prediction was made from. Kernels are those of the shown rank."""
+    traces = list(analysis.job.ranks.values())
+    return TracePart(
+        steps=analysis.steps,
+        ended=_ended(traces),
+        torch=traces[0].meta["torch"],
+        python=traces[0].meta["python"],
+        events=sum(len(trace.events) for trace in traces),
+        kernels_per_step=_kernels(analysis, shown),
+    )
 
 
 def _cluster(cluster: Cluster) -> ClusterPart:
@@ -243,13 +263,13 @@ def _workload(job: JobTrace) -> Workload | None:
 
 
 def _ended(traces: list[RankTrace]) -> str:
-    """How the job ended: as its worst rank did."""
+    """How the job ended: the worst ending of any rank."""
     order = ("completed", "stopped", "hung", "failed")
-    return max((trace.meta["ended"] for trace in traces), key=order.index)
+    return max((str(trace.meta["ended"]) for trace in traces), key=order.index)
 
 
 def _kernels(analysis: Analysis, rank: int) -> int | None:
-    """Launches of the last step."""
+    """The number of kernel launches in the last step."""
     trace, steps = analysis.job.ranks[rank], analysis.steps
     if not 0 < steps <= trace.steps:
         return None
@@ -257,26 +277,26 @@ def _kernels(analysis: Analysis, rank: int) -> int | None:
     return int(analysis.durations[rank].launches[step["subject"][step["kind"] == EventKind.OP]].sum())
 
 
-NOTICED = 2**20  # bytes that a caveat is worth
+NOTICED = 2**20  # fewer bytes get no caveat
 
 
-def _of_memory(analysis: Analysis, emulated: str) -> str:
-    """How surely memory is known on another GPU than the recorded one."""
+def _memory_caveat(analysis: Analysis, emulated: str) -> str:
+    """The caveat about memory on a GPU other than the recorded one."""
     gpu = analysis.cluster.gpu
     if emulated not in gpus():
-        return (
-            f"Recorded on {emulated}, which the catalog does not have: memory is as it was there, not as on {gpu.name}."
-        )
+        return f"The trace was recorded on {emulated}, which is not in the catalog: memory is that of {emulated}, not of {gpu.name}."
     unplaced = max((unplaced_bytes(trace, gpu) for trace in analysis.job.ranks.values()), default=0)
-    more = f"; a call may take up to {wording.size(unplaced)} more than is counted" if unplaced >= NOTICED else ""
-    return f"Recorded on {emulated}, planned anew for {gpu.name}: memory the allocator holds in reserve there is an estimate{more}."
+    more = f" One call may need up to {wording.size(unplaced)} more than is counted." if unplaced >= NOTICED else ""
+    return (
+        f"The trace was recorded on {emulated} and replanned for {gpu.name}, so reserved memory is an estimate.{more}"
+    )
 
 
-COPIES = 8  # of an attention's result, where its layout changes: one in forward, of gradients and casts in backward
+COPIES = 8  # of an attention's result, if its layout changes: one in forward, gradients and casts in backward
 
 
-def _of_layouts(analysis: Analysis) -> list[str]:
-    """Attention whose result lies in memory otherwise on this GPU than where it was recorded, and what the copies around it may cost."""
+def _layout_caveats(analysis: Analysis) -> list[str]:
+    """The caveat about attention calls whose result has another memory layout on this GPU than on the recorded one."""
     predictor, seconds, count = Predictor(analysis.cluster.gpu), 0.0, 0
     rank, trace = next(iter(analysis.job.ranks.items()))
     calls = settled_calls(trace)
@@ -293,44 +313,46 @@ def _of_layouts(analysis: Analysis) -> list[str]:
     if not count:
         return []
     return [
-        f"{count} attention call{'s' * (count != 1)} of a step leave their result in another layout on {analysis.cluster.gpu.name}: "
-        f"copies around them may differ, by up to {wording.seconds(seconds)} a step. Emulate it there to be sure."
+        f"On {analysis.cluster.gpu.name}, {count} attention call{'s' * (count != 1)} per step return{'s' * (count == 1)} a different memory layout, "
+        f"so the copies around them may differ by up to {wording.seconds(seconds)} per step. Emulate the job on that GPU to be sure."
     ]
 
 
-def _of_unknown_ops(unknown: list[UnknownOp], ranks: list[RankTime]) -> list[str]:
+def _unknown_op_caveats(unknown: list[UnknownOp], ranks: list[RankTime]) -> list[str]:
     if not unknown:
         return []
     total = max((sum(rank.by_family_s.values()) for rank in ranks), default=0.0)
     seconds = sum(op.seconds for op in unknown)
     names = ", ".join(op.name for op in unknown[:MOST_NAMES]) + (", ..." if len(unknown) > MOST_NAMES else "")
-    share = f"{seconds / total:.1%} of its kernels' time, " if total else ""
+    share = f" ({wording.share(seconds / total)} of the GPU time)" if total else ""
     return [
-        f"{len(unknown)} op{'s' * (len(unknown) != 1)} ({names}) nobody described to Maya: {share}priced by the bytes they move, a lower bound. "
-        "docs/extending.md shows how to describe one."
+        f"Maya has no description of {len(unknown)} op{'s' * (len(unknown) != 1)}: {names}. Their times{share} are lower bounds, from the bytes "
+        "they move. docs/extending.md shows how to describe an op."
     ]
 
 
 MOST_NAMES = 5
-UNEVEN = 1.2  # times as long as the shortest: then the mean of the steps is no step's time
+UNEVEN = 1.2  # if the longest step takes this much longer than the shortest, their mean is not typical
 
 
-def _of_steps(analysis: Analysis, trace: RankTrace) -> list[str]:
-    """Whether what is counted as steps can be taken for steps."""
+def _step_caveats(analysis: Analysis, trace: RankTrace) -> list[str]:
+    """Caveats about steps that may not be what the user considers a step."""
     found = []
     if idle := trace.meta.get("idle_optimizers", 0):
         found.append(
-            f"{idle} of the program's optimizers never stepped: memory and time are without it. Record more steps: --steps 20"
+            f"{idle} of the program's optimizers never stepped, so memory and time do not include it. Record more steps, for example with --steps 20."
         )
     if (trace.events["kind"] == EventKind.GRAPH_LAUNCH).any():
-        found.append("CUDA graphs were replayed. Optimizer steps inside a graph are not counted as steps.")
+        found.append("The program replays CUDA graphs. Optimizer steps inside a graph are not counted as steps.")
     if len(devices_used(trace)) > 1:
-        found.append("One process used several GPUs: copies between them are priced and ordered as if within one.")
+        found.append(
+            "One process used several GPUs: copies between them are priced as if they were copies within one GPU."
+        )
     steady = np.diff(analysis.timeline.step_ends[: analysis.steps]) if analysis.timeline is not None else np.zeros(0)
     if len(steady) > 1 and steady.max() > UNEVEN * steady.min():
         found.append(
             f"Steps differ: the shortest takes {wording.seconds(float(steady.min()))}, the longest {wording.seconds(float(steady.max()))}. "
-            "Step time is their mean; validation or logging between steps is in it."
+            "The step time is their mean and includes validation or logging between steps."
         )
     return found
 
@@ -342,39 +364,45 @@ def _caveats(analysis: Analysis) -> list[str]:
         found += [CAVEATS[name] for name in sorted(ops & CAVEATS.keys())]
         if assumed := sum(trace.meta.get("stand_ins", {}).values()):
             found.append(
-                f"In {assumed} collective{'s' * (assumed != 1)} of host data, ranks that are not emulated were taken to give what this one gives."
+                f"In {assumed} collective{'s' * (assumed != 1)} of host data, ranks that are not emulated were assumed to contribute the same data as the emulated rank."
             )
         if trace.meta["ended"] == "failed":
             continue
         survived = int(np.count_nonzero(trace.events["kind"] == EventKind.OUT_OF_MEMORY))
         if survived:
-            found.append(f"Memory ran out {survived} time{'s' * (survived != 1)}, and the program went on.")
+            found.append(f"The program ran out of memory {survived} time{'s' * (survived != 1)} and continued.")
         if retries := max(trace.meta["alloc_retries"], default=0):
             found.append(
-                f"The allocator had to give its cache back {retries} time{'s' * (retries != 1)} to go on: expect slow steps."
+                f"Memory was so short that the allocator released its cache {retries} time{'s' * (retries != 1)}: expect slow steps."
             )
-        found += _of_steps(analysis, trace)
+        found += _step_caveats(analysis, trace)
         found += caveats_of_compiling(trace)
-    emulated = next(iter(analysis.job.ranks.values())).meta["gpu"]
-    if emulated != analysis.cluster.gpu.name:
-        found.append(_of_memory(analysis, emulated))
-        found += _of_layouts(analysis)
-        asked = [line for trace in analysis.job.ranks.values() for line in trace.meta.get("asked_gpu", [])]
-        if asked:
-            found.append(
-                f"The program asks which GPU it runs on ({', '.join(dict.fromkeys(map(wording.short_source, asked[:MOST_NAMES])))}): "
-                f"on {analysis.cluster.gpu.name} it may do other things than it did. Emulate it there to be sure."
-            )
-        kept = sorted({call.name for trace in analysis.job.ranks.values() for call in trace.calls if call.kernels})
-        if kept:
-            found.append(
-                f"The program described {', '.join(kept[:MOST_NAMES])} itself: kernels are as it said for {emulated}."
-            )
+    found += _other_gpu_caveats(analysis)
     calibration = analysis.calibration
     if calibration is not None and calibration.runs is not None and calibration.runs.shipped != shipped_digest():
         found.append(
-            f"The factors of calibration '{calibration.name}' were fitted to another version of Maya: make it anew with `maya calibrate --from-mlflow`."
+            f"The factors of calibration '{calibration.name}' were fitted with another version of Maya: fit them again with `maya calibrate --from-mlflow`."
         )
     if analysis.steps == 1:
-        found.append("Only one step was recorded: warm-up is in its time. Record at least three.")
+        found.append("Only one step was recorded, so the step time includes warm-up. Record at least three steps.")
     return list(dict.fromkeys(found))
+
+
+def _other_gpu_caveats(analysis: Analysis) -> list[str]:
+    """Caveats of a prediction for a GPU other than the recorded one."""
+    emulated = next(iter(analysis.job.ranks.values())).meta["gpu"]
+    if emulated == analysis.cluster.gpu.name:
+        return []
+    found = [_memory_caveat(analysis, emulated), *_layout_caveats(analysis)]
+    queries = [line for trace in analysis.job.ranks.values() for line in trace.meta.get("asked_gpu", [])]
+    if queries:
+        found.append(
+            f"The program queries which GPU it runs on ({', '.join(dict.fromkeys(map(wording.short_source, queries[:MOST_NAMES])))}), "
+            f"so it may behave differently on {analysis.cluster.gpu.name}. Emulate the job on that GPU to be sure."
+        )
+    kept = sorted({call.name for trace in analysis.job.ranks.values() for call in trace.calls if call.kernels})
+    if kept:
+        found.append(
+            f"The program itself describes the kernels of {', '.join(kept[:MOST_NAMES])}: they are those it described for {emulated}."
+        )
+    return found

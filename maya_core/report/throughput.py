@@ -1,4 +1,8 @@
-"""Samples and tokens of a step: from the program's data loader, or from integer inputs, or as the user says."""
+"""Finds how many samples and tokens a step of the whole job processes.
+
+The numbers come from the program's data loader, from the ids that its embedding looks up, or from the user's options. Rates per
+second are computed from them in `summary.py`.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,13 @@ from maya_core.trace.rank import RankTrace
 from maya_core.trace.schema import EventKind, Phase
 
 INTEGERS = ("Long", "Int")
-# In a forward pass these make one result of many ranks' parts: their ranks work on the same samples. (FSDP only gathers there.)
+# In a forward pass these combine the parts of several ranks into one result, so the ranks work on the same samples. (FSDP only
+# gathers in the forward pass.)
 SHARES_SAMPLES = ("all_reduce", "reduce_scatter", "reduce_scatter_tensor")
 
 
 def throughput(analysis: Analysis) -> Throughput:
-    """What a step of the whole job works on."""
+    """Samples and tokens per step of the whole job. Options that the user gave come first."""
     options, job = analysis.options, analysis.job
     found = _from_loader(analysis)
     looked_up = _from_integers(analysis, found)
@@ -29,7 +34,7 @@ def throughput(analysis: Analysis) -> Throughput:
     if found is None and not given:
         return Throughput(
             samples_per_step=None, tokens_per_step=None, data_parallel=None, source="unknown",
-            detail="no data loader and no integer inputs were seen: give --samples-per-step and --tokens-per-step",
+            detail="the program used no data loader and no embedding: give --samples-per-step and --tokens-per-step",
         )  # fmt: skip
     found = found or Throughput(
         samples_per_step=None, tokens_per_step=None, data_parallel=_replicas(job), source="unknown", detail=""
@@ -38,23 +43,28 @@ def throughput(analysis: Analysis) -> Throughput:
         return found
     return found.model_copy(
         update={name: getattr(options, name) for name in given}
-        | {"source": "given", "detail": f"{' and '.join(name.replace('_', ' ') for name in given)} as given"}
+        | {"source": "given", "detail": f"{' and '.join(name.replace('_', ' ') for name in given)} as you gave them"}
     )
 
 
 def _tokens(loaded: Throughput, looked_up: Throughput | None) -> float | None:
-    """What the model is shown of the integers in a batch, which may hold a token or two more in each row, as labels. Integers that
-    no embedding looks up are no tokens, nor is what it looks up of which the batch has none: classes, time steps."""
+    """The tokens per step: what the embedding looks up, if the batch contains about as many integers.
+
+    A batch may have one or two more tokens per row, as labels. Integers that no embedding looks up are not tokens, and neither are
+    looked-up ids that are not in the batch, such as classes or time steps.
+    """
     if looked_up is None or not loaded.tokens_per_step or not looked_up.tokens_per_step:
         return None
     spare = loaded.tokens_per_step - looked_up.tokens_per_step
     near = abs(spare) <= 2 * (loaded.samples_per_step or 0)
-    packed = looked_up.tokens_per_step >= loaded.tokens_per_step / 2  # padding may be taken out, or a context cut
+    packed = (
+        looked_up.tokens_per_step >= loaded.tokens_per_step / 2
+    )  # padding may be removed, or the context may be cut
     return looked_up.tokens_per_step if near or packed else None
 
 
 def _expected(loaded: Throughput | None) -> tuple[float, float]:
-    """Between how many tokens a rank's share of a step has, by its batches; see `_tokens`."""
+    """The fewest and the most tokens per step that one rank should look up, judged by its batches; see `_tokens`."""
     if loaded is None or not loaded.tokens_per_step:
         return 0.0, 0.0
     ranks = loaded.data_parallel or 1
@@ -62,7 +72,7 @@ def _expected(loaded: Throughput | None) -> tuple[float, float]:
 
 
 def _from_loader(analysis: Analysis) -> Throughput | None:
-    """The batches the program took in its steady steps."""
+    """Counts the batches that the program took in its steady steps."""
     best = None
     for trace in analysis.job.ranks.values():
         data = trace.meta.get("data") or {}
@@ -78,22 +88,26 @@ def _from_loader(analysis: Analysis) -> Throughput | None:
     samples, tokens, batches, data = best
     replicas = data.get("replicas") or _replicas(analysis.job)
     length = data.get("length")
-    of = f", on {replicas:,} data-parallel ranks" if analysis.job.world_size > 1 else ""
-    if of:
-        of += f" ({'as its sampler says' if data.get('replicas') else 'of which none share samples, by their groups'})"
+    ranks = ""
+    if analysis.job.world_size > 1:
+        reason = "according to the sampler" if data.get("replicas") else "according to their communication"
+        ranks = f" on each of {replicas:,} data-parallel ranks, {reason}"
     return Throughput(
         samples_per_step=samples * replicas,
         tokens_per_step=tokens * replicas or None,
         data_parallel=replicas,
         source="data loader",
-        detail=f"{batches:g} batch{'es' * (batches != 1)} of the data loader{of}",
+        detail=f"{batches:g} batch{'es' * (batches != 1)} from the data loader{ranks}",
         steps_per_epoch=round(length / batches) if length and batches else None,
     )
 
 
 def _from_integers(analysis: Analysis, loaded: Throughput | None) -> Throughput | None:
-    """What is looked up in the busiest embedding: the inputs of a language model. Where a loader's batches hold about as many
-    integers as one of them looks up, it is that one: a table of relative positions (T5) is looked up far more often."""
+    """Counts the ids that the most used embedding looks up: the inputs of a language model.
+
+    If the batches of a data loader contain about as many integers as one embedding looks up, that embedding is used: a table of
+    relative positions (T5) is looked up far more often than the words.
+    """
     best = (0.0, 0.0)
     fitting = best
     least, most = _expected(loaded)
@@ -103,7 +117,7 @@ def _from_integers(analysis: Analysis, loaded: Throughput | None) -> Throughput 
         ops = ops[ops["kind"] == EventKind.OP]
         totals: dict[
             tuple[int, int], list[float]
-        ] = {}  # by the embedding's module, and by op: forward and backward tell the same
+        ] = {}  # by module and phase: forward and backward look up the same ids
         for number, call in enumerate(trace.calls):
             found = _looked_up(call)
             if found is None:
@@ -114,7 +128,7 @@ def _from_integers(analysis: Analysis, loaded: Throughput | None) -> Throughput 
                 total = totals.setdefault((int(module), phase), [0.0, 0.0])
                 total[0] += count * (ids.sizes[0] if len(ids.sizes) > 1 else 0) / steps
                 total[1] += count * ids.numel / steps
-        # What is looked up without a backward is validation's, unless the embedding is frozen and there is no other sign.
+        # A lookup without a backward belongs to validation, unless no embedding has a backward because it is frozen.
         trained = {key: total for key, total in totals.items() if key[1] == Phase.BACKWARD} or totals
         each = [(tokens, samples) for samples, tokens in trained.values()]
         best = max([best, *each])
@@ -128,13 +142,13 @@ def _from_integers(analysis: Analysis, loaded: Throughput | None) -> Throughput 
         tokens_per_step=tokens * replicas,
         data_parallel=replicas,
         source="integer inputs",
-        detail="what the busiest embedding looks up"
-        + (f", on {replicas:,} data-parallel ranks" if replicas > 1 else ""),
+        detail="the ids that the most used embedding looks up"
+        + (f" on each of {replicas:,} data-parallel ranks" if replicas > 1 else ""),
     )
 
 
 def _looked_up(call: Call) -> tuple[Tensor, Phase] | None:
-    """The indices of an embedding. Its forward is recorded as the kernel it runs, which has them in one row."""
+    """The indices of an embedding, and the phase of the call. The forward is recorded as index_select, whose indices are flat."""
     if call.triton is not None:
         return _looked_up_compiled(call, call.triton.ops)
     if call.name == "aten::embedding_dense_backward":
@@ -147,7 +161,7 @@ def _looked_up(call: Call) -> tuple[Tensor, Phase] | None:
 
 
 def _looked_up_compiled(call: Call, ops: list[str]) -> tuple[Tensor, Phase] | None:
-    """Where embeddings are fused with other ops, the indices are the integers that the kernel reads."""
+    """The same for a compiled kernel that contains an embedding: the indices are the largest integer tensor that it reads."""
     phases = {"embedding_dense_backward": Phase.BACKWARD, "embedding": Phase.FORWARD}
     phase = next((phase for name, phase in phases.items() if name in ops), None)
     integers = [one for one in call.arguments if isinstance(one, Tensor) and one.dtype in INTEGERS]
@@ -155,7 +169,7 @@ def _looked_up_compiled(call: Call, ops: list[str]) -> tuple[Tensor, Phase] | No
 
 
 def _replicas(job: JobTrace) -> int:
-    """How many ranks see data of their own: all, but for those joined by messages or by forward reductions, who share it."""
+    """The number of ranks with their own data. Ranks that exchange messages or reduce in the forward pass share their data."""
     if job.processes == 1:
         return 1
     joined = {rank: rank for rank in range(job.world_size)}
@@ -176,11 +190,11 @@ def _replicas(job: JobTrace) -> int:
 
 
 def _sharing(trace: RankTrace) -> Iterable[tuple[int, ...]]:
-    """Groups of ranks that work on the same samples."""
+    """The groups of ranks that work on the same samples."""
     collectives = trace.events[
         (trace.events["kind"] == EventKind.COLLECTIVE) & (trace.events["phase"] == Phase.FORWARD)
     ]
-    # Outside any module a forward reduction is the loop's own: a loss averaged for the log, say.
+    # A forward reduction outside any module belongs to the training loop, which may average a loss for its log.
     inside = set(np.unique(collectives["subject"][collectives["module"] > 0]).tolist())
     for number, call in enumerate(trace.collectives):
         group = trace.communicators[call.communicator]

@@ -1,10 +1,10 @@
-"""The predicted run as profiler traces: what torch.profiler (Kineto) would have exported of the steady steps, a file per rank.
+"""Writes the predicted steady steps as profiler traces: what torch.profiler (Kineto) would have exported, one file per rank.
 
     write_trace(analysis, Path("trace.json.gz"))
 
-Perfetto, chrome://tracing, HolisticTraceAnalysis and `maya calibrate kineto` read it. Everything is where Kineto has it, with two
-exceptions that a reader should know: kernels are named for what they do and the op they belong to, since a GPU's library would
-choose their real names; and a launch whose time was measured together with another's has none of its own.
+Perfetto, chrome://tracing, HolisticTraceAnalysis and `maya calibrate kineto` can read them. They differ from Kineto's in two ways:
+kernels are named after their family and their op, because the real names depend on the GPU's libraries; and a launch whose time was
+measured together with that of another has no duration of its own.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from maya_core.trace.communication import CollectiveCall, Communicator
 from maya_core.trace.rank import RankTrace
 from maya_core.trace.schema import REPLAYED, EventKind
 
-DEFAULT_STREAM = 7  # as CUPTI numbers it; torch calls it 0
-GPU_SORT = 5_000_000  # where viewers put GPUs: below the host's threads
+DEFAULT_STREAM = 7  # CUPTI's number; torch uses 0
+GPU_SORT = 5_000_000  # so that viewers show GPUs below the threads of the host
 APART_S = 2e-9
-FIRST_ID = 100_000  # real ones are large too, and HolisticTraceAnalysis takes columns of small ones for 16-bit numbers
-PID = 1000  # of rank 0's process; any number that is no GPU's
-# Element types as C++ compilers write them.
+FIRST_ID = 100_000  # HolisticTraceAnalysis would read columns of small ids as 16-bit numbers
+PID = 1000  # the process of rank 0; it must differ from the numbers of GPUs
+# Element types as C++ compilers name them.
 CPP = {
     "Float": "float", "Double": "double", "Half": "c10::Half", "BFloat16": "c10::BFloat16", "Bool": "bool",
     "Byte": "unsigned char", "Char": "signed char", "Short": "short int", "Int": "int", "Long": "long int",
@@ -47,7 +47,7 @@ COPIES = {
     "d2h": "Memcpy DtoH (Device -> Pinned)",
     "d2d": "Memcpy DtoD (Device -> Device)",
 }
-# What Maya calls collectives: the kernel of NCCL's, and c10d's name.
+# For each of Maya's collectives: the name of NCCL's kernel, and c10d's name.
 COLLECTIVES = {
     "all_reduce": ("AllReduce", "allreduce"), "all_gather": ("AllGather", "allgather"),
     "all_gather_into_tensor": ("AllGather", "_allgather_base"), "reduce_scatter": ("ReduceScatter", "reduce_scatter"),
@@ -66,12 +66,12 @@ SYNCS = {
 
 
 def write_trace(analysis: Analysis, path: str | Path, rank: int | None = None) -> list[Path]:
-    """Writes `path` for the rank asked for, or the only one; of several, a file for each: trace-rank-00008.json.gz"""
+    """Writes one rank to `path`, or every rank to a file of its own, such as trace-rank-00008.json.gz."""
     path = Path(path)
     if analysis.timeline is None or not analysis.steps:
         raise MayaError(
-            "there is no step to write a profiler trace of: the job hangs, or no optimizer step came to its end.",
-            "The report page and the memory snapshot show how far it came.",
+            "there is no step to write as a timeline: the job hangs, or it did not complete an optimizer step.",
+            "The report page and the memory snapshot show the run up to that point.",
         )
     paths = rank_paths(path, list(analysis.timeline.ranks) if rank is None else [rank])
     for each, own in paths.items():
@@ -80,7 +80,7 @@ def write_trace(analysis: Analysis, path: str | Path, rank: int | None = None) -
 
 
 def _lines(rank: _Rank) -> Iterator[str]:
-    """The file as Kineto lays it out: what it is of, and an event a line."""
+    """The file in Kineto's layout: a header, then one event per line."""
     head = json.dumps(rank.header(), indent=2)
     yield head.removesuffix("\n}") + ',\n  "traceEvents": [\n  '
     yield ",\n  ".join(json.dumps(event) for event in rank.events())
@@ -88,7 +88,7 @@ def _lines(rank: _Rank) -> Iterator[str]:
 
 
 class _Rank:
-    """One rank's trace."""
+    """The profiler trace of one rank."""
 
     def __init__(self, analysis: Analysis, rank: int) -> None:
         assert analysis.timeline is not None
@@ -99,7 +99,7 @@ class _Rank:
         self.pid = PID + rank
         priced = analysis.durations[rank]
         self.calls, self.kernels = priced.calls, priced.kernels
-        seconds = iter(priced.each.seconds.tolist())  # they add up to what the prediction has for the op
+        seconds = iter(priced.each.seconds.tolist())  # they add up to the op's time in the prediction
         self.seconds = [[next(seconds) for _ in kernels] for kernels in self.kernels]
         self.described = [_inputs(call) for call in self.calls]
         self.ids = FIRST_ID
@@ -151,17 +151,18 @@ class _Rank:
             elif kind == WorkKind.HOST_MEET:
                 call, group = self._call(event)
                 start, end = self.items.issued[item], self.items.over[item]
-                yield self._on_host(f"gloo:{call.op}", "cpu_op", event, start, end, _told(call, group))
+                yield self._on_host(f"gloo:{call.op}", "cpu_op", event, start, end, _collective_details(call, group))
             elif kind in SYNCS and item + 1 < len(self.begins):
                 yield self._runtime(SYNCS[kind], item, self.items.issued[item], self.begins[item + 1], self._next())
 
     def _begins(self) -> np.ndarray:
-        """When the host began with each item: after the one before, by the little that readers need to tell their ends apart."""
+        """When the host began each item: after the previous one, with a small gap so that readers can tell them apart."""
         spent = host_seconds(
             self.trace, self.analysis.durations[self.rank], self.items.event, self.analysis.options.host
         )
         before = np.concatenate([[0.0], self.items.issued[:-1] + APART_S])
-        return np.maximum(self.items.issued - np.maximum(spent, 0.0), before)
+        begins: np.ndarray = np.maximum(self.items.issued - np.maximum(spent, 0.0), before)
+        return begins
 
     def _next(self) -> int:
         self.ids += 1
@@ -187,7 +188,7 @@ class _Rank:
         return device, stream or DEFAULT_STREAM
 
     def _steps(self, items: np.ndarray) -> Iterator[dict[str, Any]]:
-        """Each step as the host went through it, and as its GPU did."""
+        """Each step, once on the host and once on the GPU."""
         marks = [
             item
             for item in items.tolist()
@@ -222,7 +223,7 @@ class _Rank:
             return
         start, over = float(self.items.met[item]), float(self.items.over[item])
         alone = sum(self.seconds[number]) + KERNEL_GAP_S * len(kernels)
-        stretch = (over - start) / alone  # compute beside communication takes longer
+        stretch = (over - start) / alone  # compute takes longer while communication runs
         launch = max(float(self.begins[item]), float(self.items.issued[item]) - LAUNCH_S * len(kernels))
         each = (float(self.items.issued[item]) - launch) / len(kernels)
         for kernel, seconds in zip(kernels, self.seconds[number], strict=True):
@@ -243,13 +244,13 @@ class _Rank:
             launch += each
 
     def _collective(self, item: int, event: np.void) -> Iterator[dict[str, Any]]:
-        """NCCL's kernel runs, and waits, from when its stream comes to it."""
+        """A collective. NCCL's kernel runs as soon as its stream reaches it, and waits inside for the other ranks."""
         call, group = self._call(event)
-        told = _told(call, group)
+        details = _collective_details(call, group)
         identity, correlation = self._next(), self._next()
         issued = float(self.items.issued[item])
         yield self._on_host(
-            "record_param_comms", "cpu_op", event, self.begins[item], issued, {"External id": identity, **told}
+            "record_param_comms", "cpu_op", event, self.begins[item], issued, {"External id": identity, **details}
         )
         launch = max(float(self.begins[item]), issued - LAUNCH_S)
         yield self._runtime("cudaLaunchKernelExC", item, launch, issued, correlation, identity)
@@ -260,7 +261,7 @@ class _Rank:
         name = f"ncclDevKernel_{kernel}{kind}{way}(ncclDevKernelArgsStorage<4096ul>)"
         start, over = float(self.items.began[item]), float(self.items.over[item])
         waits = {"Waiting for ranks (us)": _us(float(self.items.met[item]) - start)}
-        yield from self._on_device(name, "kernel", item, start, over, correlation, identity, {**told, **waits})
+        yield from self._on_device(name, "kernel", item, start, over, correlation, identity, {**details, **waits})
 
     def _call(self, event: np.void) -> tuple[CollectiveCall, Communicator]:
         call = self.trace.collectives[int(event["subject"])]
@@ -320,7 +321,7 @@ def _span(
 
 
 def _us(seconds: float) -> float:
-    """To the nanosecond, as Kineto has it."""
+    """Microseconds, rounded to nanoseconds as in Kineto's files."""
     return round(float(seconds) * 1e6, 3)
 
 
@@ -335,7 +336,7 @@ def _process(pid: int, name: str, label: str, place: int) -> Iterator[dict[str, 
 
 
 def _kernel_name(kernel: Kernel, call: Call) -> str:
-    """What it does, on what, for which op: gemm<c10::BFloat16> aten::mm"""
+    """The name of a kernel: its family, dtype and op, such as gemm<c10::BFloat16> aten::mm"""
     given = [t for argument in call.arguments for t in tensors_in(argument)]
     dtype = next((t.dtype for t in [*given, *call.results] if t.device != "cpu"), "")
     what = kernel.family if kernel.named in ((), ("dtype",), ("op",)) else kernel.model
@@ -349,7 +350,7 @@ def _cpp(dtype: str) -> str:
 def _inputs(call: Call) -> dict[str, Any]:
     arguments = list(call.arguments)
     if call.op == "aten::copy_" and len(arguments) == 2:
-        arguments.append(False)  # non_blocking, which the device does not keep
+        arguments.append(False)  # non_blocking, which the trace does not contain
     rows = [_input(argument) for argument in arguments]
     types, dims, strides, values = (list(column) for column in zip(*rows, strict=True)) if rows else ([], [], [], [])
     return {"Concrete Inputs": values, "Input type": types, "Input Strides": strides, "Input Dims": dims}
@@ -357,21 +358,21 @@ def _inputs(call: Call) -> dict[str, Any]:
 
 def _input(argument: Any) -> tuple[str, list[Any], list[Any], str]:
     """Type, dims, strides and value of an argument, as the profiler records them."""
-    if argument is None or isinstance(argument, str):  # which it leaves out
+    if argument is None or isinstance(argument, str):  # which the profiler omits
         return "", [], [], ""
     if isinstance(argument, Tensor):
         return _cpp(argument.dtype), list(argument.sizes), list(argument.strides), ""
     if isinstance(argument, list):
         if argument and all(isinstance(each, Tensor) for each in argument):
             return "TensorList", [list(each.sizes) for each in argument], [list(each.strides) for each in argument], ""
-        if any(isinstance(each, Tensor) for each in argument):  # indices, some of them left open
+        if any(isinstance(each, Tensor) for each in argument):  # indices, some of them None
             return "", [], [], ""
         return "ScalarList", [], [], str(argument)
     return "Scalar", [], [], str(argument)
 
 
-def _told(call: CollectiveCall, group: Communicator) -> dict[str, Any]:
-    """What a collective carries, as newer profilers say of its kernel and of the op around it."""
+def _collective_details(call: CollectiveCall, group: Communicator) -> dict[str, Any]:
+    """The arguments that recent profilers record for a collective's kernel and for its op."""
     ranks = list(group.ranks)
     return {
         "Collective name": COLLECTIVES[call.op][1], "In msg nelems": call.elements_in, "Out msg nelems": call.elements_out,

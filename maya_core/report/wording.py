@@ -1,4 +1,4 @@
-"""Figures as a reader wants them: as short as they can be read."""
+"""Writes numbers for people: with a unit and about three digits. All tables and pages use these functions."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def money(value: float | None) -> str:
         return NOTHING
     if value >= 0.1 or value <= 0:
         return f"${value:,.0f}" if value >= 1000 else f"${value:.2f}"
-    return f"${value:.{1 - math.floor(math.log10(value))}f}"  # two digits that count
+    return f"${value:.{1 - math.floor(math.log10(value))}f}"  # two significant digits
 
 
 def energy(kwh: float) -> str:
@@ -69,13 +69,18 @@ def share(value: float | None) -> str:
     return f"{100 * value:.1f} %" if value < 0.9995 else "100 %"
 
 
+def percent(value: float) -> str:
+    """A share as a whole number of per cent: 17 %"""
+    return f"{100 * value:.0f} %"
+
+
 def line(source: str) -> str:
-    """A line of the program by its file's name; the page has the whole path where the pointer rests."""
+    """A line of the program with only the name of its file. The page shows the whole path in a tooltip."""
     return source.replace("\\", "/").rpartition("/")[2] or NOTHING
 
 
 def short_source(source: str) -> str:
-    """A line's file as seen from here, or by its last parts."""
+    """A line of the program with a short path: relative to this folder or to site-packages, otherwise the last parts."""
     if not source:
         return ""
     file, _, line = source.rpartition(":")
@@ -88,5 +93,5 @@ def short_source(source: str) -> str:
 
 
 def _digits(value: float) -> str:
-    """Three of them."""
+    """A number with about three digits."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

@@ -1,10 +1,13 @@
-"""The commands `maya recipes`, `maya search`, `maya size` and `maya check`."""
+"""The commands `maya recipes`, `maya search`, `maya size` and `maya check`: their options, their progress and their output.
+
+The work behind them is done by `study.py`, `sizing.py` and `gate.py`.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -20,23 +23,27 @@ from maya_core.command_options import takes
 from maya_core.errors import MayaError
 from maya_core.files import FileKind, check_target, write_file
 from maya_core.hardware.catalog import DEFAULT_GPU, find_gpu, use_hardware_file
-from maya_core.hardware.units import read_count, read_duration, read_share
+from maya_core.hardware.units import read_count, read_duration, read_share, read_size
 from maya_core.launch.signals import ended_by_signal
 from maya_core.report.prediction import Prediction
 from maya_core.report.prediction_file import read_prediction
 from maya_core.request import PredictionOptions, Request
 from maya_core.search import result
 from maya_core.search.executors import Executor, LocalExecutor, RayExecutor
+from maya_core.search.gate import Limits, Verdict
 from maya_core.search.recipe import CheckedRecipe
 from maya_core.search.shipped import find_recipe, new_recipe, shipped
+from maya_core.search.sizing import Size
 from maya_core.search.study import OBJECTIVES, SAMPLERS, Goal, Plan, Search, Trial
 from maya_core.search.trial import task_of
 from maya_core.trace.job import PREDICTION, read_job
 from maya_core.tracking import search_trackers
 
-recipes = typer.Typer(help="Lists the shipped recipes, and writes new ones. A recipe is a job as a file.")
+recipes = typer.Typer(help="Lists the included recipes, and writes new ones. A recipe is a job as a file.")
 
-RecipeArgument = Annotated[str, typer.Argument(help="A recipe's file, or the name of a shipped one.", metavar="RECIPE")]
+RecipeArgument = Annotated[
+    str, typer.Argument(help="The file of a recipe, or the name of an included one.", metavar="RECIPE")
+]
 TokensOption = Annotated[str | None, typer.Option(help="The tokens of the whole training, such as 1e12 or 300B.")]
 SamplesOption = Annotated[
     str | None, typer.Option(help="The samples of the whole training (images, for example), such as 115M.")
@@ -51,14 +58,15 @@ RayOption = Annotated[
 ExecutorOption = Annotated[str, typer.Option(help="Where trials run: 'local', or 'ray' for an existing Ray cluster.")]
 
 
-def number(text: str | None, read: object, option: str) -> float | None:
-    """An option's quantity as people write it."""
+def number(text: str | None, read: Callable[[object], object], option: str) -> float | None:
+    """The value of an option that people write with a unit, such as 72h or 1e12."""
     if text is None:
         return None
     try:
-        found = read(text)  # type: ignore[operator]
+        found = read(text)
     except ValueError as error:
         raise MayaError(f"{option} {text}: it {error}.") from error
+    assert isinstance(found, int | float)
     return float(found)
 
 
@@ -66,13 +74,13 @@ def executor_of(name: str, workers: int | None, address: str | None) -> Executor
     if name not in ("local", "ray"):
         raise MayaError(f"there is no executor '{name}'.", "Give 'local' or 'ray'.")
     if name == "local" and address is not None:
-        raise MayaError("--ray-address without --executor ray.", "Give both, or neither.")
+        raise MayaError("--ray-address was given without --executor ray.", "Give both, or neither.")
     return RayExecutor(address, workers) if name == "ray" else LocalExecutor(workers or len(os.sched_getaffinity(0)))
 
 
 @recipes.callback(invoke_without_command=True)
 def list_recipes(context: typer.Context) -> None:
-    """Lists the recipes that are shipped."""
+    """Lists the included recipes."""
     if context.invoked_subcommand is not None:
         return
     table = Table(box=None, padding=(0, 2, 0, 0))
@@ -99,9 +107,9 @@ def new(
 ) -> None:
     """Writes a recipe for a command. Options with numbers that people usually tune become knobs."""
     if path.exists():
-        raise MayaError(f"{path} exists: it will not be overwritten.", "Give another name.")
+        raise MayaError(f"{path} already exists and is not overwritten.", "Give another name.")
     if not path.parent.is_dir():
-        raise MayaError(f"there is no folder {path.parent}.", "Create it, or give another path.")
+        raise MayaError(f"the folder {path.parent} does not exist.", "Create it, or give another path.")
     nodes, gpus_per_node = _world_in(command, nodes, gpus_per_node)
     path.write_text(new_recipe(command, find_gpu(gpu).name, nodes, gpus_per_node))
     try:
@@ -109,11 +117,13 @@ def new(
     except MayaError:
         path.unlink()
         raise
-    Console().print(f"Written: {path}. Look at its `space`, then: maya search {path}", highlight=False, soft_wrap=True)
+    Console().print(
+        f"Written: {path}. Check its `space`, then run: maya search {path}", highlight=False, soft_wrap=True
+    )
 
 
 def _world_in(command: list[str], nodes: int, gpus_per_node: int) -> tuple[int, int]:
-    """The nodes and the GPUs per node that the command asks its launcher for, if it does."""
+    """The nodes and the GPUs per node that the command itself requests from its launcher; otherwise those given."""
     from maya_core.launch import launchers, torchrun
 
     args = torchrun.parse(command)
@@ -148,7 +158,7 @@ def search(
     seed: Annotated[int, typer.Option(help="The seed of the sampler.")] = 0,
     batch: Annotated[int, typer.Option(min=1, help="How many configurations are chosen at a time.")] = 4,
     prune: Annotated[
-        bool, typer.Option(help="Skip configurations that certainly do not fit, by what the recipe declares.")
+        bool, typer.Option(help="Skip configurations that certainly do not fit, according to what the recipe declares.")
     ] = True,
     workers: WorkersOption = None,
     executor: ExecutorOption = "local",
@@ -168,27 +178,37 @@ def search(
     limit = job.size if sampler == "grid" else trials
     where = executor_of(executor, workers, ray_address)
     _announce(found, limit, where)
-    console = Console()
-    try:
-        with ended_by_signal():
-            _run(found, limit, where)
-    except (KeyboardInterrupt, SystemExit):
-        console.print(f"Interrupted. {len(found.trials):,} trials are kept; the same command resumes the search.")
-        raise
-    finally:
-        where.close()
-        found.close()
-        if found.trials:
-            for path in result.write(found, folder):
-                console.print(Text(f"Written: {path}", style="dim"))
-    console.print(result.told(found))
-    if best := found.best():
-        console.print(Text("Launch the best one with:", style="bold"))
-        console.print(f"  {job.program(best[0].point).typed}", soft_wrap=True, highlight=False, markup=False)
+    _run_and_write(found, limit, where)
+    _conclude(found)
     for tracker in trackers:
         tracker(found)
     if not found.best():
         raise typer.Exit(1)
+
+
+def _run_and_write(search: Search, limit: int, executor: Executor) -> None:
+    """Runs a search and writes its results, also if it is interrupted."""
+    console = Console()
+    try:
+        with ended_by_signal():
+            _run(search, limit, executor)
+    except (KeyboardInterrupt, SystemExit):
+        console.print(f"Interrupted. {len(search.trials):,} trials are stored; the same command resumes the search.")
+        raise
+    finally:
+        executor.close()
+        search.close()
+        if search.trials:
+            for path in result.write(search, search.folder):
+                console.print(Text(f"Written: {path}", style="dim"))
+
+
+def _conclude(search: Search) -> None:
+    console = Console()
+    console.print(result.summary(search))
+    if best := search.best():
+        console.print(Text("Launch the best configuration with:", style="bold"))
+        console.print(f"  {search.job.program(best[0].point).typed}", soft_wrap=True, highlight=False, markup=False)
 
 
 def _check_choice(what: str, chosen: str, choices: Sequence[str]) -> None:
@@ -198,15 +218,15 @@ def _check_choice(what: str, chosen: str, choices: Sequence[str]) -> None:
 
 def _announce(search: Search, limit: int, where: Executor) -> None:
     console, job, plan = Console(), search.job, search.plan
-    possible = f", {search.possible:,} of them possible and different" if search.possible is not None else ""
+    possible = f", of which {search.possible:,} are possible and different" if search.possible is not None else ""
     most = min(limit, search.possible or limit)
     console.print(
-        f"{job.name}: {len(job.knobs)} knob{'s' * (len(job.knobs) != 1)}, {job.size:,} points{possible}; {plan.sampler}, at most {most:,} trials, {min(where.workers, plan.batch)} at a time."
-        + (f" {search.stored:,} are known from before." if search.stored else ""),
+        f"{job.name}: {len(job.knobs)} knob{'s' * (len(job.knobs) != 1)}, {job.size:,} points{possible}. Sampler {plan.sampler}: at most {most:,} trials, {min(where.workers, plan.batch)} at a time."
+        + (f" {search.stored:,} trials are already stored." if search.stored else ""),
         highlight=False,
     )
     if where.workers > plan.batch:
-        hint = f"{where.workers} could run at a time: --batch {where.workers} would use all of them."
+        hint = f"{where.workers} trials could run at a time: use --batch {where.workers}."
         console.print(Text(hint, style="dim"))
 
 
@@ -215,11 +235,11 @@ def goal_of(
     budget: str | None, margin: str | None,
 ) -> Goal:  # fmt: skip
     constraints = job.recipe.constraints
-    asked = number(margin, read_share, "--memory-margin")
+    chosen_margin = number(margin, read_share, "--memory-margin")
     goal = Goal(
         objective=objective or job.recipe.objective,  # type: ignore[arg-type]
         pareto=pareto,
-        memory_margin=constraints.memory_margin if asked is None else asked,
+        memory_margin=constraints.memory_margin if chosen_margin is None else chosen_margin,
         max_step_time_s=constraints.max_step_time_s,
         max_usd_per_1k_steps=constraints.max_usd_per_1k_steps,
         tokens=number(tokens, read_count, "--tokens"),
@@ -228,18 +248,18 @@ def goal_of(
         budget_usd=number(budget, read_count, "--budget"),
     )
     if goal.tokens is not None and goal.samples is not None:
-        raise MayaError("both --tokens and --samples.", "Give the training in one of them.")
+        raise MayaError("both --tokens and --samples were given.", "Give only one of them.")
     whole = goal.tokens is not None or goal.samples is not None
     if not whole and (goal.deadline_s is not None or goal.budget_usd is not None):
         raise MayaError(
-            "a deadline or a budget, and neither --tokens nor --samples.",
-            "Say how long the training is: --tokens 1e12, or --samples 115M.",
+            "a deadline or a budget was given, but neither --tokens nor --samples.",
+            "Give the length of the training: --tokens 1e12, or --samples 115M.",
         )
     return goal
 
 
 def _run(search: Search, limit: int, executor: Executor) -> None:
-    """With what is known so far on a terminal's last lines."""
+    """Runs the search. The last lines of the terminal show its progress."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -278,7 +298,7 @@ def _so_far(search: Search) -> str:
     best = search.best()
     if not best:
         return f"{result.counts_in_words(search)}; nothing fits yet"
-    figures = result._figures(best[0])
+    figures = result.figures(best[0])
     return f"{result.counts_in_words(search)}; best so far {figures[0]}, trial {best[0].number}: {result.knobs_in_words(search.job, best[0].point)}"
 
 
@@ -305,14 +325,13 @@ def size(
             metavar="DIR",
         ),
     ] = None,
-    study: Annotated[Path | None, typer.Option(help="The folder for what is found. Default: maya-search/NAME.")] = None,
+    study: Annotated[Path | None, typer.Option(help="The folder for the results. Default: maya-search/NAME.")] = None,
     workers: WorkersOption = None,
     executor: ExecutorOption = "local",
     ray_address: RayOption = None,
 ) -> None:
-    """Finds the cheapest cluster that trains this many tokens in time, and the next best. The job's knobs are at the recipe's default."""
+    """Finds the cheapest cluster that trains this many tokens in time, and ranks the others. The knobs of the recipe have their default values."""
     from maya_core.search import sizing
-    from maya_core.search.launch_files import write_files
 
     use_hardware_file(request.hardware)
     job = find_recipe(recipe)
@@ -323,36 +342,40 @@ def size(
     counts = _counts(nodes) or job.recipe.sizes.nodes
     folder = study or Path("maya-search") / job.name
     where = executor_of(executor, workers, ray_address)
-    console, status = Console(), Console(stderr=True)
     try:
-        with ended_by_signal(), status.status(f"{len(gpus) * len(counts)} clusters") as shown:
+        with ended_by_signal(), Console(stderr=True).status(f"{len(gpus) * len(counts)} clusters") as shown:
             done: list[sizing.Size] = []
 
             def on_size(found: sizing.Size) -> None:
                 done.append(found)
                 shown.update(f"{len(done)} of {len(gpus) * len(counts)} clusters: {found.name}")
 
-            sizes = sizing.walk(
-                job, gpus, counts, goal, folder, where, given=request, on_size=on_size
-            )  # fmt: skip
+            sizes = sizing.walk(job, gpus, counts, goal, folder, where, given=request, on_size=on_size)
     finally:
         where.close()
+    _report_sizes(job, sizes, goal, emit)
+
+
+def _report_sizes(job: CheckedRecipe, sizes: list[Size], goal: Goal, emit: Path | None) -> None:
+    """Prints the clusters and how to launch the best one; writes its launch files to `emit`."""
+    from maya_core.search.launch_files import write_files
+    from maya_core.search.sizing import sized
+
+    console = Console()
     console.print(_sizes_table(job, sizes, goal))
     for one in sizes:
         if one.broken in ("failed", "hangs"):
             console.print(Text(f"{one.name} {one.broken}: {one.outcome.why}", style="dim"))
     best = sizes[0]
     if best.broken is not None:
-        console.print(
-            Text(f"None of these {len(sizes)} clusters works: the nearest one {best.broken}.", style="bold red")
-        )
+        verdict = f"None of these {len(sizes)} clusters works. The closest is {best.name}: {best.broken}."
+        console.print(Text(verdict, style="bold red"))
         raise typer.Exit(1)
-    there = sizing.sized(job, best.gpu, best.nodes)
-    console.print(
-        f"Launch it with:\n  {there.program(best.point).typed}", soft_wrap=True, highlight=False, markup=False
-    )
+    recipe = sized(job, best.gpu, best.nodes)
+    launch = f"Launch it with:\n  {recipe.program(best.point).typed}"
+    console.print(launch, soft_wrap=True, highlight=False, markup=False)
     if emit is not None:
-        for path in write_files(there, best.point, emit):
+        for path in write_files(recipe, best.point, emit):
             console.print(Text(f"Written: {path}", style="dim"))
 
 
@@ -362,31 +385,32 @@ def _counts(text: str | None) -> list[int]:
     try:
         found = [int(one) for one in text.split(",")]
     except ValueError as error:
-        raise MayaError(f"--nodes {text}: not numbers.", "Give them like 1,2,4,8.") from error
+        raise MayaError(f"--nodes {text}: these are not numbers.", "Give numbers such as 1,2,4,8.") from error
     if min(found) < 1:
         raise MayaError(f"--nodes {text}: a cluster has at least one node.")
     return found
 
 
-def _sizes_table(job: CheckedRecipe, sizes: list, goal: Goal) -> Table:
+def _sizes_table(job: CheckedRecipe, sizes: list[Size], goal: Goal) -> Table:
     from maya_core.report import wording
     from maya_core.report.terminal import plain_table
 
     title = f"{job.name}, {wording.count(goal.tokens or goal.samples)} {'tokens' if goal.tokens else 'samples'}"
     table = plain_table(title, "cluster", ">time", ">cost", ">step time", ">MFU", "")
     for one in sizes:
-        days = (
-            f"{one.seconds / 86400:.1f} d"
-            if one.seconds and one.seconds > 2 * 86400
-            else f"{one.seconds / 3600:.1f} h"
-            if one.seconds
-            else "-"
-        )
         table.add_row(
-            one.name, days, f"${one.usd:,.0f}" if one.usd else "-", wording.seconds(one.outcome.step_time_s),
-            f"{one.outcome.mfu:.1%}" if one.outcome.mfu is not None else "-", one.broken or "works",
+            one.name, _duration(one.seconds), f"${one.usd:,.0f}" if one.usd else "-",
+            wording.seconds(one.outcome.step_time_s),
+            wording.share(one.outcome.mfu) if one.outcome.mfu is not None else "-", one.broken or "works",
         )  # fmt: skip
     return table
+
+
+def _duration(seconds: float | None) -> str:
+    """Hours, or days if there are more than two of them."""
+    if not seconds:
+        return "-"
+    return f"{seconds / 86400:.1f} d" if seconds > 2 * 86400 else f"{seconds / 3600:.1f} h"
 
 
 @takes(PredictionOptions, but=("samples_per_step", "tokens_per_step"))
@@ -398,7 +422,7 @@ def check(
         ),
     ],
     request: Request,
-    max_memory: Annotated[str | None, typer.Option(help="The most memory of a GPU, like 76GiB.")] = None,
+    max_memory: Annotated[str | None, typer.Option(help="The most memory that a GPU may need, like 76GiB.")] = None,
     max_step_time: Annotated[str | None, typer.Option(help="The longest step: seconds, or like 900ms.")] = None,
     max_cost_per_1k_steps: Annotated[str | None, typer.Option(help="The most US dollars per 1,000 steps.")] = None,
     baseline: Annotated[
@@ -416,19 +440,13 @@ def check(
         Path | None, typer.Option(help="The folder for the runs of recipes. Default: maya-search/NAME.")
     ] = None,
 ) -> None:
-    """Checks that jobs fit and keep their limits, for a CI. The exit code is 1 if one does not."""
-    from maya_core.hardware.units import read_size
+    """Checks that jobs fit and keep their limits, as a gate in CI. The exit code is 1 if one does not."""
     from maya_core.search import gate
 
     use_hardware_file(request.hardware)
-    limits = gate.Limits(
-        number(max_memory, read_size, "--max-memory"),
-        number(max_step_time, read_duration, "--max-step-time"),
-        number(max_cost_per_1k_steps, read_count, "--max-cost-per-1k-steps"),
-        number(max_regression, read_share, "--max-regression"),
-    )
+    limits = _limits(max_memory, max_step_time, max_cost_per_1k_steps, max_regression)
     if (max_regression is None) != (baseline is None):
-        raise MayaError("--baseline and --max-regression need each other.", "Give both, or neither.")
+        raise MayaError("--baseline and --max-regression only work together.", "Give both, or neither.")
     before = gate.read_baseline(baseline) if baseline else None
     kept = gate.read_baseline(write_baseline) if write_baseline and write_baseline.exists() else None
     written = (
@@ -439,34 +457,48 @@ def check(
     for path, kind, _ in written:
         if path is not None:
             check_target(path, kind)
-    named = [_subject(subject) for subject in subjects]
-    names = [one.name for one in named]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise MayaError(f"two of these jobs are called {twice[0]}.", "Rename one, or check them separately.")
     verdicts = []
-    for one in named:
+    for one in _subjects(subjects):
         found = _prediction_of(one, study, request)
         verdicts.append(
             gate.failed(one.name, found) if isinstance(found, str) else gate.judge(one.name, found, limits, before)
         )
-    console = Console()
     for verdict in verdicts:
-        console.print(_verdict_table(verdict))
+        Console().print(_verdict_table(verdict))
     for path, kind, text in written:
         if path is not None:
             write_file(path, text(verdicts), kind)
-            console.print(Text(f"Written: {path}", style="dim"))
+            Console().print(Text(f"Written: {path}", style="dim"))
     if not all(verdict.ok for verdict in verdicts):
         raise typer.Exit(1)
 
 
+def _limits(memory: str | None, step_time: str | None, cost: str | None, regression: str | None) -> Limits:
+    """The limits that were typed."""
+    return Limits(
+        number(memory, read_size, "--max-memory"),
+        number(step_time, read_duration, "--max-step-time"),
+        number(cost, read_count, "--max-cost-per-1k-steps"),
+        number(regression, read_share, "--max-regression"),
+    )
+
+
 @dataclass(frozen=True)
 class _Subject:
-    """What `maya check` is asked about: a recipe, or the folder of a run."""
+    """What `maya check` checks: a recipe, or the folder of a run."""
 
     name: str
     recipe: CheckedRecipe | None = None
     folder: Path | None = None
+
+
+def _subjects(given: list[str]) -> list[_Subject]:
+    """All subjects. Their names must differ, because the baseline and the reports use them."""
+    subjects = [_subject(one) for one in given]
+    names = [one.name for one in subjects]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise MayaError(f"two of these jobs have the name {twice[0]}.", "Rename one, or check them separately.")
+    return subjects
 
 
 def _subject(given: str) -> _Subject:
@@ -478,7 +510,7 @@ def _subject(given: str) -> _Subject:
 
 
 def _prediction_of(subject: _Subject, study: Path | None, request: Request) -> Prediction | str:
-    """The prediction of a run's folder, or of a recipe's default configuration; a text if there is none."""
+    """The prediction of a run, or of a recipe's default configuration; if there is none, a text that explains why."""
     from maya_core.search.executors import guarded
     from maya_core.search.trial import close_worker, predicted
 
@@ -497,13 +529,13 @@ def _prediction_of(subject: _Subject, study: Path | None, request: Request) -> P
 
 
 def _recorded(folder: Path, request: Request) -> Prediction:
-    """What `maya run` predicted with its own options; a new prediction if options are given here."""
+    """The prediction that `maya run` stored; a new one if `maya check` was given options."""
     if not request.model_fields_set - {"tracking"} and (folder / PREDICTION).exists():
         return read_prediction(folder / PREDICTION)
     return pipeline.predict(read_job(folder), request)
 
 
-def _verdict_table(verdict) -> Table:  # type: ignore[no-untyped-def]
+def _verdict_table(verdict: Verdict) -> Table:
     from maya_core.report.terminal import plain_table
     from maya_core.search import gate
 
@@ -512,9 +544,9 @@ def _verdict_table(verdict) -> Table:  # type: ignore[no-untyped-def]
         mark = Text("ok", style="green") if one.ok else Text("failed", style="bold red")
         table.add_row(mark, one.name + (f" ({one.why})" if one.why else ""), one.found, one.limit)
     judged = " ".join(one.name for one in verdict.checks)
-    for name, attribute, tell, _ in gate.JUDGED[1:]:  # memory is judged always
+    for name, attribute, write, _ in gate.JUDGED[1:]:  # memory is always judged
         if name not in judged:
-            table.add_row("", name, tell(getattr(verdict.figures, attribute)), "")
+            table.add_row("", name, write(getattr(verdict.figures, attribute)), "")
     return table
 
 

@@ -1,5 +1,8 @@
-"""Where trials run: in worker processes of this machine, or on a Ray cluster. Either gives each task's outcome once, in whatever order they
-come; a worker that dies takes no trial with it."""
+"""Runs trials, either in worker processes of this machine or on a Ray cluster.
+
+An executor returns the outcome of every task once, in any order. If a worker dies, its trial runs again in another one. What a
+trial does is defined in `trial.py`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from maya_core.launch.signals import TERMINATED
 from maya_core.search.trial import Outcome, Task, close_worker, run_task
 from maya_core.sockets import folder_for_sockets
 
-TRIES = 3  # of a task whose worker died under it
+TRIES = 3  # how often a task is started before its dying workers are an error
 
 
 class Executor(Protocol):
@@ -33,10 +36,11 @@ class Executor(Protocol):
 
 
 def guarded(task: Task, folder: Path) -> Outcome:
-    """In the worker. What a program or its recipe does wrong is that trial's outcome."""
+    """Runs a task in a worker. A mistake in the program or its recipe becomes the outcome 'failed' of the trial."""
     if not folder.is_dir():
         raise MayaError(
-            f"there is no folder {folder} where the trial is to run.", "Share it with all machines, at the same path."
+            f"the folder {folder} of the trial does not exist on this machine.",
+            "Share it with all machines, at the same path.",
         )
     os.chdir(folder)
     try:
@@ -44,26 +48,26 @@ def guarded(task: Task, folder: Path) -> Outcome:
     except MayaError as error:
         return Outcome(status="failed", why=str(error))
     except SystemExit as ended:
-        if ended.code == TERMINATED:  # no trial has failed
+        if ended.code == TERMINATED:  # the worker was terminated, the trial has not failed
             _end_worker()
-        # torchrun's own parser
-        return Outcome(status="failed", why=f"the command was refused by its launcher (exit code {ended.code})")
+        # The argument parser of torchrun exits.
+        return Outcome(status="failed", why=f"the launcher refused the command (exit code {ended.code})")
 
 
 def _end_worker(*_: object) -> NoReturn:
-    """When it is told to. At once: an exception would not end a pool's worker."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # asked twice, it would not get to cleaning up
+    """Ends the worker on SIGTERM, at once: an exception would not end the worker of a pool."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal would interrupt the cleanup
     close_worker()
     os._exit(TERMINATED)
 
 
 class LocalExecutor:
-    """Processes that live on from trial to trial."""
+    """Worker processes on this machine, each of which runs many trials."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self._folder = Path.cwd()
-        # Of all workers, and removed here: wherever one is when it is told to end, or killed, it leaves nothing behind.
+        # The temporary folder of all workers. It is removed here, so that a worker that is killed leaves nothing behind.
         prefix = "maya-"
         self._temporary = tempfile.TemporaryDirectory(
             prefix=prefix, dir=folder_for_sockets(len(prefix) + 9), ignore_cleanup_errors=True
@@ -71,8 +75,8 @@ class LocalExecutor:
         self._pool = self._make()
 
     def _make(self) -> ProcessPoolExecutor:
-        told = (os.getpid(), self._temporary.name)
-        return ProcessPoolExecutor(self.workers, multiprocessing.get_context("spawn"), _begin_worker, told)
+        arguments = (os.getpid(), self._temporary.name)
+        return ProcessPoolExecutor(self.workers, multiprocessing.get_context("spawn"), _begin_worker, arguments)
 
     def outcomes(self, tasks: dict[int, Task]) -> Iterator[tuple[int, Outcome]]:
         tries = dict.fromkeys(tasks, 0)
@@ -86,14 +90,14 @@ class LocalExecutor:
                     yield number, future.result()
                 except BrokenProcessPool:
                     broken[number] = tasks[number]
-            if broken:  # all that were running with it are broken, too
+            if broken:  # a broken pool also breaks all tasks that were running in it
                 broken |= {number: tasks[number] for number in running.values()}
                 for number in broken:
                     tries[number] += 1
                     if tries[number] >= TRIES:
                         raise MayaError(
-                            f"the worker of trial {number} was killed {TRIES} times, most likely for this machine's memory.",
-                            "Give fewer --workers. What was found is kept: the same command goes on from there.",
+                            f"the worker of trial {number} was killed {TRIES} times, most likely because this machine ran out of memory.",
+                            "Give fewer --workers. All outcomes so far are stored: the same command resumes the search.",
                         )
                 self._pool.shutdown(wait=False)
                 self._pool = self._make()
@@ -110,27 +114,27 @@ class LocalExecutor:
 
 
 def _begin_worker(parent: int, temporary: str) -> None:
-    """Ends with its parent, however that ends; what a worker keeps ends with the worker."""
+    """Sets up a worker. It ends when its parent ends, in whatever way, and then stops its fork servers."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
         os._exit(1)
     tempfile.tempdir = temporary
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    multiprocessing.util.Finalize(None, close_worker, exitpriority=10)  # when it ends by itself
+    multiprocessing.util.Finalize(None, close_worker, exitpriority=10)  # if the worker ends normally
     signal.signal(signal.SIGTERM, _end_worker)
-    silent = os.open(os.devnull, os.O_WRONLY)  # the terminal is the search's
+    silent = os.open(os.devnull, os.O_WRONLY)  # the terminal belongs to the search
     os.dup2(silent, 1)
     os.dup2(silent, 2)
 
 
 class RayExecutor:
-    """An existing Ray cluster; its machines need Maya installed, and the folders of the search at the same paths."""
+    """An existing Ray cluster. Its machines need Maya, and the folders of the search at the same paths."""
 
     def __init__(self, address: str | None, workers: int | None) -> None:
         try:
             import ray
         except ImportError as error:
-            raise MayaError("Ray is not installed.", "pip install 'maya-emulator[ray]'") from error
+            raise MayaError("Ray is not installed.", "Install it with: pip install 'maya-emulator[ray]'") from error
         self._ray: Any = ray
         self._folder = Path.cwd()
         try:
@@ -139,10 +143,10 @@ class RayExecutor:
         except ConnectionError as error:
             raise MayaError(
                 f"no Ray cluster answers at {address or 'auto'}: {str(error).splitlines()[0]}",
-                "Start one with `ray start --head`, or give its --ray-address.",
+                "Start one with `ray start --head`, or give the address of yours with --ray-address.",
             ) from error
-        self.workers = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
-        # Ray itself runs a task again whose worker or machine died.
+        self.workers = workers or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+        # If a worker or a machine dies, Ray itself runs the task again.
         self._run = ray.remote(num_cpus=1, max_retries=TRIES)(guarded)
 
     def outcomes(self, tasks: dict[int, Task]) -> Iterator[tuple[int, Outcome]]:
@@ -162,8 +166,8 @@ class RayExecutor:
                     raise (cause or MayaError(f"trial {number} failed on Ray: {error}")) from error
                 except self._ray.exceptions.RayError as error:
                     raise MayaError(
-                        f"trial {number} was lost by Ray {TRIES + 1} times: {str(error).splitlines()[0]}",
-                        "What was found is kept: the same command goes on from there.",
+                        f"Ray lost trial {number} {TRIES + 1} times: {str(error).splitlines()[0]}",
+                        "All outcomes so far are stored: the same command resumes the search.",
                     ) from error
                 yield number, outcome
 

@@ -1,5 +1,8 @@
-"""Arithmetic in recipes: `gpus // (tp * pp)`, `batch % (dp * micro) == 0`. Names, numbers, text and comparisons; nothing is called but
-min, max, ceil and floor, and nothing of Python can be reached."""
+"""Arithmetic in recipes, such as `gpus // (tp * pp)` or `batch % (dp * micro) == 0`.
+
+An expression consists of names, numbers, text, operators and comparisons. It can call only min, max, ceil and floor, so a recipe
+cannot run other Python code.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +42,14 @@ _CALLS: dict[str, Callable[..., Any]] = {"min": min, "max": max, "ceil": math.ce
 
 
 class Expression:
-    """One expression of a recipe, read once. A ValueError says what is wrong with it."""
+    """An expression of a recipe, parsed once. A ValueError explains what is wrong with it."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         try:
             self._tree = ast.parse(text.strip(), mode="eval").body
         except SyntaxError as error:
-            raise ValueError(f"'{text}' is no expression: {error.msg}") from error
+            raise ValueError(f"'{text}' is not an expression: {error.msg}") from error
         self.names = {node.id for node in ast.walk(self._tree) if isinstance(node, ast.Name) and node.id not in _CALLS}
         self._check(self._tree)
 
@@ -66,16 +69,16 @@ class Expression:
         for part in ast.walk(node):
             if not isinstance(part, allowed):
                 raise ValueError(
-                    f"'{self.text}': {type(part).__name__} is not understood; arithmetic and comparisons are"
+                    f"'{self.text}': {type(part).__name__} is not supported, only arithmetic and comparisons are"
                 )
             if isinstance(part, ast.Call) and (getattr(part.func, "id", None) not in _CALLS or part.keywords):
                 raise ValueError(f"'{self.text}': only {', '.join(_CALLS)} can be called")
             if isinstance(part, ast.BinOp) and type(part.op) not in _BINARY:
-                raise ValueError(f"'{self.text}': {type(part.op).__name__} is not understood")
+                raise ValueError(f"'{self.text}': {type(part.op).__name__} is not supported")
             if isinstance(part, ast.UnaryOp) and type(part.op) not in _UNARY:
-                raise ValueError(f"'{self.text}': {type(part.op).__name__} is not understood")
+                raise ValueError(f"'{self.text}': {type(part.op).__name__} is not supported")
             if isinstance(part, ast.Compare) and any(type(op) not in _COMPARE for op in part.ops):
-                raise ValueError(f"'{self.text}': this comparison is not understood")
+                raise ValueError(f"'{self.text}': this comparison is not supported")
 
     def _value(self, node: ast.AST, values: Mapping[str, Any]) -> Any:
         match node:

@@ -1,5 +1,8 @@
-"""The gate of a CI: does a job still fit, is it still fast and cheap enough, has it got worse than it was? Answers by exit code, JUnit XML and
-a Markdown table."""
+"""The CI gate behind `maya check`: whether a job fits, keeps its limits, and is no worse than its baseline.
+
+This module judges predictions and writes the verdicts as JUnit XML and as a Markdown table. `commands.py` makes the predictions
+and sets the exit code.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ from maya_core.report.prediction import Prediction
 
 
 class Figures(BaseModel):
-    """What is judged of a prediction."""
+    """The figures of a prediction that are judged."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    memory_bytes: int | None  # of the fullest GPU, with what is outside the allocator
+    memory_bytes: int | None  # of the fullest GPU, including memory outside the allocator
     capacity_bytes: int | None
     fits: bool | None
     step_time_s: float | None
@@ -40,17 +43,17 @@ class Figures(BaseModel):
 
 
 class Baseline(BaseModel):
-    """Figures of jobs at some earlier time, by name."""
+    """Earlier figures of jobs, by the name of the job."""
 
     model_config = ConfigDict(extra="forbid")
 
     format: Literal["maya-baseline"] = "maya-baseline"
     version: Literal[1] = 1
     jobs: dict[str, Figures]
-    any_job: Figures | None = None  # of those that are not named
+    any_job: Figures | None = None  # for jobs that have no figures of their own
 
     def of(self, job: str) -> Figures | None:
-        """None of a job that is not there, or that failed then."""
+        """The earlier figures of a job; None if it is not in the baseline, or if it failed then."""
         found = self.jobs.get(job, self.any_job)
         return found if found is not None and found.step_time_s is not None else None
 
@@ -60,12 +63,12 @@ class Limits:
     max_memory_bytes: float | None = None
     max_step_time_s: float | None = None
     max_usd_per_1k_steps: float | None = None
-    max_regression: float | None = None  # against the baseline, a share
+    max_regression: float | None = None  # compared with the baseline, as a share
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was asked of a job."""
+    """One condition, and whether the job meets it."""
 
     name: str
     ok: bool
@@ -85,7 +88,7 @@ class Verdict:
         return all(check.ok for check in self.checks)
 
 
-# What is judged: name, figure, how it is written, and the limit that holds for it.
+# What is judged: its name, its field in `Figures`, how it is written, and its field in `Limits`.
 JUDGED = (
     ("memory", "memory_bytes", wording.size, "max_memory_bytes"),
     ("step time", "step_time_s", wording.seconds, "max_step_time_s"),
@@ -94,39 +97,37 @@ JUDGED = (
 
 
 def judge(job: str, prediction: Prediction, limits: Limits, baseline: Baseline | None) -> Verdict:
-    """What is not known cannot pass: a limit on it fails, with a word about why."""
+    """Judges a prediction. A limit on a figure that is not known counts as broken, and the check says so."""
     figures = Figures.of(prediction)
     checks = [_fits(prediction, figures)]
     before = baseline.of(job) if baseline else None
-    for name, attribute, tell, limit_name in JUDGED:
+    for name, attribute, write, limit_name in JUDGED:
         value: float | None = getattr(figures, attribute)
         limit: float | None = getattr(limits, limit_name)
         if limit is not None:
             ok = value is not None and value <= limit
             checks.append(
-                Check(f"{name} within limit", ok, tell(value), tell(limit), "" if value is not None else "not known")
+                Check(f"{name} within limit", ok, write(value), write(limit), "" if value is not None else "not known")
             )
         earlier = getattr(before, attribute) if before else None
         if limits.max_regression is not None and earlier is not None:
             change = value / earlier - 1 if value is not None else None
             ok = change is not None and change <= limits.max_regression + 1e-9
-            shown = f"{tell(value)} ({change:+.1%})" if change is not None else tell(value)
-            checks.append(
-                Check(f"{name} against the baseline", ok, shown, f"{tell(earlier)} {limits.max_regression:+.1%}")
-            )
+            shown = f"{write(value)} ({change:+.1%})" if change is not None else write(value)
+            checks.append(Check(f"{name} vs. baseline", ok, shown, f"{write(earlier)} {limits.max_regression:+.1%}"))
     if baseline is not None and before is None:
-        checks.append(Check("baseline", True, "new", "", "the baseline does not have this job"))
+        checks.append(Check("baseline", True, "new", "", "the baseline does not contain this job"))
     return Verdict(job, figures, checks)
 
 
 def _fits(prediction: Prediction, figures: Figures) -> Check:
     found = wording.size(figures.memory_bytes)
-    if prediction.memory.fits is False:  # ranks may wait for the one that failed for it, which is no hang of their own
+    if prediction.memory.fits is False:  # other ranks may wait for the failed one, which is not a hang of the program
         return Check("fits", False, "out of memory", wording.size(figures.capacity_bytes))
     if prediction.hangs:
         return Check("runs", False, "hangs", "", prediction.hangs[0])
     if figures.step_time_s is None:
-        return Check("runs", False, prediction.trace.ended, "", "no step was over when the program ended")
+        return Check("runs", False, prediction.trace.ended, "", "the program did not complete a step")
     if prediction.trace.ended == "failed":
         return Check("runs", False, "failed", "", "the program ended with an error")
     if prediction.memory.fits is None:
@@ -135,13 +136,13 @@ def _fits(prediction: Prediction, figures: Figures) -> Check:
 
 
 def failed(job: str, why: str) -> Verdict:
-    """Of a program that told nothing."""
+    """The verdict on a program without a prediction."""
     nothing = Figures(memory_bytes=None, capacity_bytes=None, fits=None, step_time_s=None, usd_per_1k_steps=None)
     return Verdict(job, nothing, [Check("runs", False, "failed", "", why)])
 
 
 def read_baseline(path: Path) -> Baseline:
-    """A baseline, or a single prediction, which is then that of every job that is asked about."""
+    """Reads a baseline. A single prediction also serves as one: all jobs are compared with it."""
     try:
         raw = json.loads(path.read_bytes())
         if raw.get("format") == "maya-prediction":
@@ -151,19 +152,19 @@ def read_baseline(path: Path) -> Baseline:
         raise MayaError(f"no baseline at {path}.", "`maya check ... --write-baseline FILE` writes one.") from error
     except (ValueError, ValidationError, AttributeError) as error:
         raise MayaError(
-            f"{path} is no baseline of Maya's: {str(error).splitlines()[0]}", "Write it anew with --write-baseline."
+            f"{path} is not a baseline: {str(error).splitlines()[0]}", "Write a new one with --write-baseline."
         ) from error
 
 
 def baseline_of(verdicts: list[Verdict], before: Baseline | None = None) -> str:
-    """Their figures; those of other jobs, and of jobs that have none now, stay as they were."""
+    """The text of a new baseline. Jobs that were not judged, or that have no figures now, keep their earlier ones."""
     known = {one.job: one.figures for one in verdicts if one.figures.step_time_s is not None}
     jobs = (before.jobs if before else {}) | known
     return Baseline(jobs=dict(sorted(jobs.items()))).model_dump_json(indent=1) + "\n"
 
 
 def markdown(verdicts: list[Verdict]) -> str:
-    """For a comment on a pull request."""
+    """The verdicts as a Markdown table, for a comment on a pull request."""
     lines = [
         "### Maya: predicted before any GPU is reserved",
         "",
@@ -183,10 +184,10 @@ def markdown(verdicts: list[Verdict]) -> str:
 
 
 def _cell(text: str) -> str:
-    """As text, whatever is in it: a stack's `<module>` is no HTML."""
+    """Escapes a text for a cell: the `<module>` of a stack trace is not HTML."""
     short = text if len(text) <= 300 else f"{text[:300]}..."
-    for letter, told in (("&", "&amp;"), ("<", "&lt;"), ("|", "\\|"), ("\n", " ")):
-        short = short.replace(letter, told)
+    for letter, escaped in (("&", "&amp;"), ("<", "&lt;"), ("|", "\\|"), ("\n", " ")):
+        short = short.replace(letter, escaped)
     return short
 
 
@@ -207,5 +208,5 @@ def junit(verdicts: list[Verdict]) -> str:
 
 
 def _clean(text: str) -> str:
-    """Without what XML cannot hold."""
+    """Removes characters that XML cannot contain."""
     return "".join(letter for letter in text if letter in "\n\t" or ord(letter) >= 32)

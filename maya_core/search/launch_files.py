@@ -1,5 +1,8 @@
-"""What starts a job on a real cluster: a Slurm script, a PyTorchJob for Kubernetes, a SkyPilot task. Checked against their schemas
-(docs/search.md says which); what is particular to a site is left as a named place at the top."""
+"""Writes the files that start a job on a real cluster: a Slurm script, a PyTorchJob for Kubernetes, and a SkyPilot task.
+
+The files were checked against the schemas that docs/search.md names. Settings of your site (partition, image) are placeholders
+that you fill in.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from maya_core.launch import torchrun
 from maya_core.launch.launchers import launcher_in
 from maya_core.search.recipe import CheckedRecipe, Point, Program
 
-# SkyPilot's names of accelerators, where they are not the catalog's in capitals.
+# SkyPilot's names of accelerators, if they differ from the catalog's names in capitals.
 SKY = {
     "a100": "A100-80GB",
     "a100-40gb": "A100",
@@ -25,21 +28,21 @@ SKY = {
     "v100-16gb": "V100",
 }
 IMAGE = "your-registry/your-image:tag"
-MADE = "# Written by `maya size`."
+HEADER = "# Written by `maya size`."
 
 
 def write_files(job: CheckedRecipe, point: Point, folder: Path) -> list[Path]:
-    """All three, in a folder of their own."""
+    """Writes all three files to a folder that contains nothing else."""
     texts = {
         "job.slurm": slurm(job, point),
         "pytorchjob.yaml": _yaml(pytorchjob(job, point), _needed(job, point)),
         "sky.yaml": _yaml(skypilot(job, point)),
     }
-    there = {path.name: path.read_text(errors="replace") if path.is_file() else None for path in _in(folder)}
-    if other := sorted(name for name, text in there.items() if texts.get(name) != text):
+    present = {path.name: path.read_text(errors="replace") if path.is_file() else None for path in _in(folder)}
+    if other := sorted(name for name, text in present.items() if texts.get(name) != text):
         raise MayaError(
-            f"--emit {folder} holds {other[0]}, which is not what would be written: it may have been edited.",
-            "Give an empty or new folder, or remove what is in it.",
+            f"--emit {folder} contains {other[0]}, which differs from what would be written: it may have been edited.",
+            "Give a new or empty folder, or remove the file.",
         )
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
@@ -52,18 +55,18 @@ def _in(folder: Path) -> list[Path]:
 
 
 def _yaml(content: dict[str, Any], note: str = "") -> str:
-    return f"{MADE}\n{note}" + yaml.safe_dump(content, sort_keys=False, width=200)
+    return f"{HEADER}\n{note}" + yaml.safe_dump(content, sort_keys=False, width=200)
 
 
 def _needed(job: CheckedRecipe, point: Point) -> str:
-    """What an image has to bring."""
+    """A comment that names what the image has to contain."""
     files = _elsewhere(_on_a_node(job.program(point), []))
-    there = f", and {', '.join(files)} at the same path" if files else ""
-    return f"# The image has to have your project as its working folder{there}.\n"
+    also = f", and {', '.join(files)} at the same path" if files else ""
+    return f"# The image has to have your project as its working folder{also}.\n"
 
 
 def _on_a_node(program: Program, rendezvous: list[str]) -> list[str]:
-    """What every node runs, with torchrun's options for finding the others."""
+    """The command that every node runs, with torchrun's options for the rendezvous."""
     words = [_from_here(word) for word in program.words]
     args = torchrun.parse(words)
     if args is not None:
@@ -72,28 +75,28 @@ def _on_a_node(program: Program, rendezvous: list[str]) -> list[str]:
         return [*launcher, *rendezvous, *kind, args.training_script, *args.training_script_args]
     launcher_name = launcher_in(words)
     if launcher_name is None and program.nodes * program.gpus_per_node > 1:
-        return ["torchrun", *rendezvous, "--no-python", *words]  # which is how it was emulated
+        return ["torchrun", *rendezvous, "--no-python", *words]  # as it was emulated
     if launcher_name is not None and program.nodes > 1:
         raise MayaError(
-            f"there are no launch files for {launcher_name} on {program.nodes} nodes: it starts other nodes in ways of its own (a hostfile, ssh).",
-            f"Start it as you are used to: {program.typed}. Or have torchrun start it in the recipe's command.",
+            f"there are no launch files for {launcher_name} on {program.nodes} nodes: it starts other nodes itself, by a hostfile or ssh.",
+            f"Start it as usual: {program.typed}. Or use torchrun in the command of the recipe.",
         )
     return words
 
 
 def _from_here(word: str) -> str:
-    """A path below this folder as seen from it: the folder itself is somewhere else on the cluster."""
+    """A path inside this folder, relative to it: on the cluster the folder is somewhere else."""
     path = Path(word)
     return str(path.relative_to(Path.cwd())) if path.is_absolute() and path.is_relative_to(Path.cwd()) else word
 
 
 def _elsewhere(words: list[str]) -> list[str]:
-    """Files in a command that are not below this folder."""
+    """The files in a command that are outside this folder."""
     return [word for word in words if Path(word).is_absolute() and Path(word).is_file()]
 
 
 def _shell(words: list[str]) -> str:
-    """For a shell that fills in its variables."""
+    """A command for a shell, which expands the variables in it."""
     return " ".join(word if "$" in word else shlex.quote(word) for word in words)
 
 
@@ -108,14 +111,14 @@ def slurm(job: CheckedRecipe, point: Point) -> str:
     return "\n".join(
         [
             "#!/bin/bash",
-            MADE,
+            HEADER,
             f"#SBATCH --job-name={_dns(job.name)}",
             f"#SBATCH --nodes={program.nodes}",
             "#SBATCH --ntasks-per-node=1",
             f"#SBATCH --gpus-per-node={program.gpus_per_node}",
             "#SBATCH --exclusive",
             "#SBATCH --output=%x-%j.log",
-            "# Add what your site wants: --partition, --account, --time.",
+            "# Add what your site needs: --partition, --account, --time.",
             "set -euo pipefail",
             *exports,
             'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
@@ -127,7 +130,7 @@ def slurm(job: CheckedRecipe, point: Point) -> str:
 
 
 def pytorchjob(job: CheckedRecipe, point: Point) -> dict[str, Any]:
-    """Kubeflow's training operator, kubeflow.org/v1. It sets PET_NNODES, PET_NODE_RANK and the master for torchrun itself."""
+    """A job for Kubeflow's training operator, kubeflow.org/v1. It sets PET_NNODES, PET_NODE_RANK and the master address for torchrun."""
     program = job.program(point)
     container = {
         "name": "pytorch",  # the operator looks for this name
@@ -178,5 +181,5 @@ def skypilot(job: CheckedRecipe, point: Point) -> dict[str, Any]:
 
 
 def _dns(name: str) -> str:
-    """As Kubernetes takes names: small letters, digits and '-', 63 of them at the most."""
+    """A name that Kubernetes accepts: at most 63 lower-case letters, digits and '-'."""
     return "".join(letter if letter.isalnum() else "-" for letter in name.lower()).strip("-")[:63]

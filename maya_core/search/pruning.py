@@ -1,5 +1,8 @@
-"""Configurations that need not be run: one that did not fit tells of others that will not, and one that did of others that are slower. Only what
-the recipe declares is concluded from (`memory:` and `time:`, `rises` or `falls`), and only between configurations that differ in nothing else."""
+"""Decides which configurations need not run, because their outcome is certain from one that did.
+
+A configuration that does not fit shows that others will not fit; one that fits shows that others are slower. The only basis is
+what the recipe declares about its knobs (`memory:` and `time:`, `rises` or `falls`); knobs without a declaration must be equal.
+"""
 
 from __future__ import annotations
 
@@ -13,26 +16,26 @@ Figure = Literal["memory", "time"]
 
 @dataclass
 class Pruner:
-    """Knows the configurations that ran out of memory, and those that may be chosen."""
+    """Remembers the configurations that ran out of memory, and those that meet all conditions."""
 
     job: CheckedRecipe
     _full: list[Point] = field(default_factory=list)
-    _chosen: list[Point] = field(default_factory=list)
+    _usable: list[Point] = field(default_factory=list)
 
     def note_out_of_memory(self, point: Point) -> None:
         self._full.append(self.job.canonical(point))
 
-    def note_chosen(self, point: Point) -> None:
-        self._chosen.append(self.job.canonical(point))
+    def note_usable(self, point: Point) -> None:
+        self._usable.append(self.job.canonical(point))
 
     def out_of_memory(self, point: Point) -> Point | None:
-        """A configuration that ran out of memory and surely needs no more than this one."""
+        """A configuration that ran out of memory and certainly needs no more of it than this one."""
         return self._below(point, self._full, "memory")
 
     def slower(self, point: Point, *, alike: bool) -> Point | None:
-        """A configuration that may be chosen and surely takes no longer than this one; `alike`: for the same work, on the same cluster."""
-        chosen = [one for one in self._chosen if self._alike(one, point)] if alike else self._chosen
-        return self._below(point, chosen, "time")
+        """A usable configuration that certainly takes no longer than this one. `alike`: it must do the same work on the same cluster."""
+        usable = [one for one in self._usable if self._alike(one, point)] if alike else self._usable
+        return self._below(point, usable, "time")
 
     def _alike(self, one: Point, other: Point) -> bool:
         job = self.job
@@ -43,7 +46,7 @@ class Pruner:
         return next((other for other in known if self._at_least(mine, other, figure)), None)
 
     def _at_least(self, one: Point, other: Point, figure: Figure) -> bool:
-        """Whether one has at least the other's memory, or time, by what is declared."""
+        """Whether the declarations imply that one needs at least as much memory, or time, as the other."""
         for name, knob in self.job.knobs.items():
             if one[name] == other[name]:
                 continue
@@ -56,7 +59,7 @@ class Pruner:
         return True
 
     def order(self, point: Point) -> tuple[int, int]:
-        """Where a configuration comes in a grid, so that most need not be run: the fast ones first, of them those that need least memory."""
+        """The place of a configuration in a grid: fast ones first, then those that need little memory, so that many can be skipped."""
         places = {"memory": 0, "time": 0}
         for name, knob in self.job.knobs.items():
             place, last = knob.choices.index(point[name]), len(knob.choices) - 1

@@ -1,5 +1,8 @@
-"""A recipe: a job as a YAML file. It has a command with placeholders, a cluster, knobs that may be turned, and conditions on them. Recipes are
-read strictly: a mistake is reported with the file and the line, before anything runs."""
+"""Reads recipes: jobs as YAML files, with a command that has placeholders, a cluster, knobs, and conditions on them.
+
+Recipes are checked strictly: a mistake is reported with its file and line before anything runs. Choosing configurations is the
+task of `study.py`, running them that of `trial.py`.
+"""
 
 from __future__ import annotations
 
@@ -31,20 +34,20 @@ from maya_core.hardware.units import Share
 from maya_core.request import ClusterOptions, PredictionOptions, Request
 from maya_core.search.expression import Expression, Value
 
-# Knobs of these names set the cluster. The program does not notice the hardware, so its trace is priced again:
+# Knobs with these names set the cluster. A program runs the same on other hardware, so that is predicted from its trace.
 HARDWARE = ("gpu", "node", "network")
 CLUSTER = (*HARDWARE, "nodes", "gpus_per_node")
 MOST_POINTS = 1_000_000
 PLACE = re.compile(r"\{(\w+)\}")
 
-Point = dict[str, Value]  # a value of every knob, by name
+Point = dict[str, Value]  # a configuration: the value of every knob, by name
 
 
 class RecipePart(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-# Options of a prediction that a recipe may set, beside `samples_per_step` and `tokens_per_step`, which are expressions there.
+# Options that a recipe may set. `samples_per_step` and `tokens_per_step` are fields of their own, because they are expressions.
 RECIPE_OPTIONS = PredictionOptions.model_fields.keys() - {"samples_per_step", "tokens_per_step", "profile", "hardware"}
 
 
@@ -53,7 +56,7 @@ class ClusterSpec(ClusterOptions):
 
     @property
     def board(self) -> str | None:
-        """The GPU by the catalog's name; None where neither a GPU nor a node is named."""
+        """The GPU's name in the catalog; None if neither a GPU nor a node is given."""
         return self.gpu_name if self.gpu is not None or self.node is not None else None
 
 
@@ -62,11 +65,11 @@ def _shorthand(value: object) -> object:
 
 
 class Knob(RecipePart):
-    """A choice. Values stand in the command as they are; given as `name: words`, the words do."""
+    """A setting that may vary. Its value is put into the command; with values of the form `name: words`, the words are."""
 
     values: list[Value] | dict[str, str]
-    when: str | None = None  # an expression; where it is false, the knob stays at its first value
-    # What certainly happens from each value to the next, all else equal: `search` draws conclusions from it.
+    when: str | None = None  # an expression; if it is false, the knob stays at its first value
+    # What certainly happens from each value to the next, all else equal. The search skips configurations because of it.
     memory: Literal["rises", "falls"] | None = None
     time: Literal["rises", "falls"] | None = None
     about: str = ""
@@ -80,7 +83,7 @@ class Knob(RecipePart):
 
 
 class Constraints(RecipePart):
-    """Limits that a configuration has to keep, beside fitting into memory."""
+    """Limits that a configuration has to keep, besides fitting into memory."""
 
     memory_margin: Share = 0.0  # the share of a GPU's memory that must stay free
     max_step_time_s: PositiveFloat | None = None
@@ -95,9 +98,9 @@ class SizeChoices(RecipePart):
 
 
 class Published(RecipePart):
-    """A figure somebody measured with this job."""
+    """A figure that somebody measured with this job and published."""
 
-    figure: str  # a name of the prediction's: step_time_s, tokens_per_s_per_gpu, mfu, ...
+    figure: str  # a field of the prediction: step_time_s, tokens_per_s_per_gpu, mfu, ...
     value: float
     at: Point = {}  # the values of the knobs
     source: str
@@ -107,7 +110,7 @@ Knobs = dict[str, Annotated[Knob, BeforeValidator(_shorthand)]]
 
 
 class Recipe(RecipePart):
-    """The file. `docs/recipes.md` has every field."""
+    """The content of the file. `docs/recipes.md` describes every field."""
 
     about: str
     command: str
@@ -139,7 +142,7 @@ class Recipe(RecipePart):
 
 
 class Program(BaseModel):
-    """What one configuration runs. Equal programs leave equal traces."""
+    """What one configuration runs. Equal programs have equal traces."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -151,7 +154,7 @@ class Program(BaseModel):
 
     @property
     def typed(self) -> str:
-        """As it would be typed on the cluster."""
+        """The command as one would type it on the cluster."""
         environment = [f"{name}={shlex.quote(value)}" for name, value in self.environment]
         return " ".join([*environment, shlex.join(self.words)])
 
@@ -196,7 +199,7 @@ class CheckedRecipe:
             yield dict(zip(self.knobs, choice, strict=True))
 
     def canonical(self, point: Mapping[str, Value]) -> Point:
-        """The same configuration, with every knob that does not matter in it at its first value."""
+        """The same configuration, with every knob that has no effect in it at its first value."""
         found = dict(point)
         for name, when in self._when.items():
             if not when(self._known(found, only_knobs=True)):
@@ -216,13 +219,13 @@ class CheckedRecipe:
             return str(error)
 
     def cluster_of(self, point: Mapping[str, Value]) -> ClusterSpec:
-        """The cluster of a configuration. Where a knob chooses the GPU or the node, the recipe's own node, network and price are not used."""
-        set_here = {name: value for name, value in self.canonical(point).items() if name in CLUSTER}
+        """The cluster of a configuration. If a knob chooses the GPU or the node, the recipe's own node, network and price do not apply."""
+        chosen = {name: value for name, value in self.canonical(point).items() if name in CLUSTER}
         own = self.recipe.cluster
-        if not {"gpu", "node"} & set_here.keys():
-            return own.model_copy(update=set_here)
-        there = own.model_copy(update=dict.fromkeys(HARDWARE) | set_here)
-        return there if own.board in (None, there.board) else there.model_copy(update={"price_per_gpu_hour": None})
+        if not {"gpu", "node"} & chosen.keys():
+            return own.model_copy(update=chosen)
+        other = own.model_copy(update=dict.fromkeys(HARDWARE) | chosen)
+        return other if own.board in (None, other.board) else other.model_copy(update={"price_per_gpu_hour": None})
 
     def program(self, point: Mapping[str, Value]) -> Program:
         values = self.values_of(point)
@@ -239,17 +242,17 @@ class CheckedRecipe:
         )
 
     def per_step(self, point: Mapping[str, Value]) -> dict[str, float]:
-        """Samples and tokens of a step, as far as the recipe gives them."""
+        """Samples and tokens per step, if the recipe defines them."""
         values = self.values_of(point)
         return {name: float(expression(values)) for name, expression in self._per_step.items()}
 
     def request(self, point: Mapping[str, Value]) -> Request:
-        """What is asked of a configuration."""
+        """The request that emulates and predicts a configuration."""
         cluster = self.cluster_of(point).model_dump(exclude_none=True)
         options = self.recipe.options.model_dump(exclude_unset=True)
         return Request.of(**{**cluster, **options, **self.per_step(point), "steps": self.recipe.steps})
 
-    # ---- reading ----
+    # ---- checking ----
 
     def _known(self, point: Mapping[str, Value], only_knobs: bool = False) -> dict[str, Any]:
         spec = self.recipe.cluster.model_dump(exclude_none=True) | {k: v for k, v in point.items() if k in CLUSTER}
@@ -300,12 +303,12 @@ class CheckedRecipe:
             if not knob.choices:
                 raise self._wrong(f"the knob '{name}' has no values", *where)
             if len({str(one) for one in knob.choices}) < len(knob.choices):
-                raise self._wrong(f"the knob '{name}' has a value twice", *where)
+                raise self._wrong(f"a value of the knob '{name}' occurs twice", *where)
         if self.size > MOST_POINTS:
-            raise self._wrong(f"the space has {self.size:,} points, and {MOST_POINTS:,} are the most", "space")
+            raise self._wrong(f"the space has {self.size:,} points; the maximum is {MOST_POINTS:,}", "space")
 
     def _check_names(self) -> None:
-        """Every name that is used must be known by then."""
+        """Checks that every name is defined before it is used."""
         base = {"here", "nodes", "gpus_per_node", "gpus", *self.knobs, *self.recipe.constants}
         for name, when in self._when.items():
             self._check_known(when.names, base, "space", name, "when")
@@ -332,18 +335,20 @@ class CheckedRecipe:
                     f"there is no knob '{name}'",
                     "default",
                     name,
-                    advice=f"Knobs are: {', '.join(self.knobs) or 'none'}.",
+                    advice=f"The knobs are: {', '.join(self.knobs) or 'none'}.",
                 )
             if self.recipe.default[name] not in self.knobs[name].choices:
                 raise self._wrong(
-                    f"{self.recipe.default[name]} is no value of the knob '{name}'", "default", name,
+                    f"{self.recipe.default[name]} is not a value of the knob '{name}'", "default", name,
                     advice=f"Its values are: {', '.join(map(str, self.knobs[name].choices))}.",
                 )  # fmt: skip
 
     def _check_known(self, names: set[str], known: set[str], *where: Any) -> None:
         if unknown := sorted(names - known):
             raise self._wrong(
-                f"there is no '{unknown[0]}'", *where, advice=f"There are: {', '.join(sorted(known - {'here'}))}."
+                f"there is no '{unknown[0]}'",
+                *where,
+                advice=f"The defined names are: {', '.join(sorted(known - {'here'}))}.",
             )
 
     def _check_hardware(self) -> None:
@@ -372,19 +377,20 @@ class CheckedRecipe:
             return
         if all(self.violated(point) is not None for point in itertools.islice(self.points(), 20_000)):
             raise self._wrong(
-                f"no configuration of the space can be: '{problem}' never holds together with the rest", "require"
+                f"no configuration of the space is possible: '{problem}' never holds together with the other conditions",
+                "require",
             )
         raise self._wrong(
-            f"the default configuration cannot be: '{problem}' does not hold", "default" if self.recipe.default else "space",
-            advice="Give a `default` that keeps to all of `require`.",
+            f"the default configuration is not possible: '{problem}' does not hold", "default" if self.recipe.default else "space",
+            advice="Give a `default` that meets all conditions in `require`.",
         )  # fmt: skip
 
     def _check_script(self) -> None:
         for word in self.program(self.default).words:
             if word.endswith(".py") and not Path(word).exists():
                 raise self._wrong(
-                    f"no such script: {word}", "command",
-                    advice="Paths are from the folder you are in; {here} stands for the recipe's own.",
+                    f"the script {word} does not exist", "command",
+                    advice="Paths are relative to the current folder; {here} stands for the folder of the recipe.",
                 )  # fmt: skip
         program = self.program(self.default).words[0]
         if shutil.which(program) is None and not Path(program).exists() and program not in ("torchrun", "python"):
@@ -399,7 +405,7 @@ def read_recipe(path: Path) -> CheckedRecipe:
     try:
         text = path.read_text()
     except OSError as error:
-        raise MayaError(f"no recipe at {path}: {error.strerror}.", "`maya recipes` lists the shipped ones.") from error
+        raise MayaError(f"no recipe at {path}: {error.strerror}.", "`maya recipes` lists the included ones.") from error
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         raw = yaml.safe_load(text)
@@ -410,7 +416,7 @@ def read_recipe(path: Path) -> CheckedRecipe:
             f"{path}{at}: this is not YAML ({getattr(error, 'problem', error)}).", "Correct that line."
         ) from error
     if not isinstance(raw, dict):
-        raise MayaError(f"{path}, line 1: a recipe is a list of fields.", "docs/recipes.md describes every field.")
+        raise MayaError(f"{path}, line 1: a recipe consists of fields.", "docs/recipes.md describes every field.")
     lines = _lines_of(node)
     try:
         recipe = Recipe.model_validate(raw)
@@ -418,9 +424,9 @@ def read_recipe(path: Path) -> CheckedRecipe:
         first = error.errors()[0]
         where = tuple(first["loc"])
         where = where[1:] if where[:1] == ("options",) else where
-        told = ".".join(str(part) for part in where if not str(part).startswith(("function-", "list[", "dict[")))
+        field = ".".join(str(part) for part in where if not str(part).startswith(("function-", "list[", "dict[")))
         raise MayaError(
-            f"{path}, line {line_of(lines, where)}: {told}: {first['msg']}.", "docs/recipes.md describes every field."
+            f"{path}, line {line_of(lines, where)}: {field}: {first['msg']}.", "docs/recipes.md describes every field."
         ) from error
     return CheckedRecipe(recipe, path, lines)
 
@@ -439,7 +445,7 @@ def _lines_of(node: Any, where: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], i
 
 
 def line_of(lines: dict[tuple[Any, ...], int], where: tuple[Any, ...]) -> int:
-    """Of the field, or of the nearest one around it."""
+    """The line of a field, or of the nearest field that contains it."""
     while where and where not in lines:
         where = where[:-1]
     return lines.get(where, 1)

@@ -1,4 +1,7 @@
-"""What a search found: the ranked table, the picture of time against cost, the winner's command, and the file that has it all."""
+"""Presents what a search found: the ranked table, the summary, the picture and `result.json`.
+
+The trials and their ranking come from `study.py`; this module only words, draws and writes them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from maya_core.files import FileKind, write_file
 from maya_core.report import wording
 from maya_core.report.terminal import plain_table
 from maya_core.search.recipe import CheckedRecipe, Point
-from maya_core.search.study import LEFT_OUT, Search, Trial
+from maya_core.search.study import SKIPPED, Search, Trial
 from maya_core.search.trial import Outcome
 from maya_core.version import __version__
 
@@ -24,7 +27,7 @@ RESULT, PICTURE = "result.json", "pareto.png"
 
 
 def knobs_in_words(job: CheckedRecipe, point: Point) -> str:
-    """Only what matters there."""
+    """A configuration in words: the value of every knob, as the program sees it."""
     canonical = job.canonical(point)
     return ", ".join(f"{name} {canonical[name]}" for name in job.knobs)
 
@@ -33,15 +36,15 @@ def counts_in_words(search: Search) -> str:
     counts = search.counts()
     names = {
         "emulated": "emulated",
-        "from a trace": "priced from a trace",
-        "cached": "known before",
-        LEFT_OUT: "left out",
+        "from a trace": "predicted from an earlier trace",
+        "cached": "already predicted before",
+        SKIPPED: "skipped",
     }
     return ", ".join(f"{counts[how]:,} {name}" for how, name in names.items() if counts[how]) or "none yet"
 
 
 def ranked(search: Search, shown: int = SHOWN) -> Table:
-    """The best, and the default they are held against; of the knobs those in which they differ."""
+    """The best trials, and the default that they are compared with. Only knobs in which they differ are listed."""
     rows = [(str(place), trial) for place, trial in enumerate(search.best()[:shown], 1)]
     first = search.trials[0]
     if first not in [trial for _, trial in rows]:
@@ -49,15 +52,16 @@ def ranked(search: Search, shown: int = SHOWN) -> Table:
     varied = [name for name in search.job.knobs if len({str(trial.point[name]) for _, trial in rows}) > 1]
     table = plain_table(
         f"{search.job.name}, the best of {len(search.trials):,} trials",
-        ">", "configuration", ">step time", ">MFU", ">memory", ">1k steps",
+        ">", "configuration", ">step time", ">MFU", ">memory", ">cost of 1k steps",
     )  # fmt: skip
     for name, trial in rows:
         knobs = ", ".join(f"{knob.replace('_', ' ')} {trial.point[knob]}" for knob in varied)
-        table.add_row(name, knobs or "the only one", *_figures(trial))
+        table.add_row(name, knobs or "the only configuration", *figures(trial))
     return table
 
 
-def _figures(trial: Trial) -> list[str]:
+def figures(trial: Trial) -> list[str]:
+    """Step time, MFU, memory and cost of a trial, as cells of a table."""
     found = trial.outcome
     if trial.broken is not None:
         return [
@@ -68,7 +72,7 @@ def _figures(trial: Trial) -> list[str]:
         ]
     return [
         wording.seconds(found.step_time_s),
-        f"{found.mfu:.1%}" if found.mfu is not None else "-",
+        wording.share(found.mfu) if found.mfu is not None else "-",
         _memory(found),
         wording.money(found.usd_per_1k_steps) if found.usd_per_1k_steps is not None else "-",
     ]
@@ -80,43 +84,44 @@ def _memory(found: Outcome) -> str:
     return f"{found.used_bytes / 2**30:.1f} of {wording.size(found.capacity_bytes)}"
 
 
-def told(search: Search) -> RenderableType:
-    """The end of a search, in words."""
+def summary(search: Search) -> RenderableType:
+    """What the search found, for the terminal."""
     best = search.best()
     lines: list[RenderableType] = []
     if not best:
         reasons = {trial.broken for trial in search.trials if trial.broken}
-        lines.append(Text(f"No configuration may be chosen: {'; '.join(sorted(reasons))}.", style="bold red"))
+        lines.append(Text(f"No configuration meets all conditions: {'; '.join(sorted(reasons))}.", style="bold red"))
         return Group(*lines)
     lines.append(ranked(search))
     lines.append(Text(f"{len(search.trials):,} trials: {counts_in_words(search)}."))
-    if (saving := saved(search)) is not None:
-        lines.append(Text(saving))
+    lines.append(Text(saved(search)))
     return Group(*lines)
 
 
-def saved(search: Search) -> str | None:
-    """The winner against the default."""
+def saved(search: Search) -> str:
+    """The best configuration compared with the default."""
     first, best = search.trials[0].outcome, search.best()[0].outcome
     if search.trials[0] is search.best()[0]:
-        return "The default configuration is the best of them."
+        return "The default configuration is the best one."
     before, after = search.goal.values(first), search.goal.values(best)
     if before is None or after is None or first.step_time_s is None or best.step_time_s is None:
-        return f"The default configuration does not do ({search.trials[0].broken})."
-    if search.goal.objective.endswith("_per_dollar"):  # steps need not be alike
+        return f"The default configuration does not meet all conditions: {search.trials[0].broken}."
+    if search.goal.objective.endswith("_per_dollar"):  # steps may do different amounts of work
         what = search.goal.objective.removesuffix("_per_dollar")
         return (
-            f"{after[0] / before[0]:.2f} times the default's {what} for a dollar: {1 - before[0] / after[0]:.0%} saved."
+            f"The best configuration processes {after[0] / before[0]:.2f} times as many {what} per dollar as the default, "
+            f"which saves {wording.percent(1 - before[0] / after[0])}."
         )
-    faster = f"{first.step_time_s / best.step_time_s:.2f} times as fast as the default"
+    faster = f"The best configuration is {first.step_time_s / best.step_time_s:.2f} times as fast as the default"
     if first.usd_per_1k_steps and best.usd_per_1k_steps:
         cheaper = 1 - best.usd_per_1k_steps / first.usd_per_1k_steps
-        return f"{faster}, and 1,000 steps cost {wording.money(best.usd_per_1k_steps)} instead of {wording.money(first.usd_per_1k_steps)}: {cheaper:.0%} saved."
+        costs = f"{wording.money(best.usd_per_1k_steps)} instead of {wording.money(first.usd_per_1k_steps)}"
+        return f"{faster}, and 1,000 steps cost {costs}, which saves {wording.percent(cheaper)}."
     return faster + "."
 
 
 def front(trials: list[Trial]) -> list[Trial]:
-    """Those that no other beats in both time and cost, fastest first."""
+    """The trials that no other trial beats in both time and cost, fastest first."""
     usable = [one for one in trials if one.broken is None and one.outcome.step_time_s and one.outcome.usd_per_1k_steps]
     found: list[Trial] = []
     for trial in sorted(usable, key=lambda one: (one.outcome.step_time_s, one.outcome.usd_per_1k_steps, one.number)):
@@ -163,7 +168,7 @@ def write(search: Search, folder: Path) -> list[Path]:
 
 
 def draw(search: Search) -> bytes | None:
-    """Step time against cost (of memory, where no price is known), the front, the default and the best; and how the best came down."""
+    """The picture of a search: its configurations, and how the best step time fell. None without matplotlib."""
     try:
         import matplotlib
     except ImportError:
@@ -171,66 +176,9 @@ def draw(search: Search) -> bytes | None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    timed = [one for one in search.trials if one.outcome.step_time_s]
-    priced = all(one.outcome.usd_per_1k_steps for one in timed)
-    varied = len({round((one.outcome.usd_per_1k_steps or 0) / (one.outcome.step_time_s or 1), 6) for one in timed}) > 1
-
-    def across(one: Trial) -> float:
-        return one.outcome.usd_per_1k_steps or 0.0 if priced and varied else (one.outcome.used_bytes or 0) / 2**30
-
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.6), constrained_layout=True)
-    chosen = [one for one in timed if one.broken is None]
-    other = [one for one in timed if one.broken is not None]
-    left.scatter(
-        [across(one) for one in chosen],
-        [one.outcome.step_time_s for one in chosen],
-        s=22,
-        color="#4472c4",
-        label="trials",
-    )
-    if other:
-        left.scatter(
-            [across(one) for one in other],
-            [one.outcome.step_time_s for one in other],
-            s=22,
-            color="#bbbbbb",
-            label="break a constraint",
-        )
-    if priced and varied:
-        line = front(search.trials)
-        left.plot(
-            [across(one) for one in line],
-            [one.outcome.step_time_s for one in line],
-            color="#c55a11",
-            label="no other is better in both",
-        )
-    if search.best():
-        best = search.best()[0]
-        left.scatter(
-            [across(best)],
-            [best.outcome.step_time_s or 0],
-            marker="*",
-            s=220,
-            color="#c00000",
-            label=f"best: {wording.seconds(best.outcome.step_time_s)}",
-            zorder=3,
-        )
-    first = search.trials[0]
-    if first.outcome.step_time_s:
-        left.scatter(
-            [across(first)],
-            [first.outcome.step_time_s],
-            marker="s",
-            s=60,
-            color="black",
-            label=f"default: {wording.seconds(first.outcome.step_time_s)}",
-            zorder=3,
-        )
-    left.set_xlabel("US dollars per 1,000 steps" if priced and varied else "memory of the fullest GPU, GiB")
-    left.set_ylabel("step time, s")
-    left.legend(fontsize=8)
-    left.set_title("configurations")
-    _draw_course(right, search)
+    _draw_configurations(left, search)
+    _draw_progress(right, search)
     figure.suptitle(search.job.name)
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=120, metadata={"Software": FileKind.FIGURE.value[1].decode()})
@@ -238,18 +186,46 @@ def draw(search: Search) -> bytes | None:
     return data.getvalue()
 
 
-def _draw_course(axes: Any, search: Search) -> None:
-    lowest, course = None, []
+def _draw_configurations(axes: Any, search: Search) -> None:
+    """Step time against cost; against memory, if prices are unknown or all GPUs cost the same."""
+    timed = [one for one in search.trials if one.outcome.step_time_s]
+    hourly = {round((one.outcome.usd_per_1k_steps or 0) / (one.outcome.step_time_s or 1), 6) for one in timed}
+    by_cost = all(one.outcome.usd_per_1k_steps for one in timed) and len(hourly) > 1
+
+    def places(trials: list[Trial]) -> tuple[list[float], list[float | None]]:
+        costs = [one.outcome.usd_per_1k_steps or 0.0 for one in trials]
+        sizes = [(one.outcome.used_bytes or 0) / 2**30 for one in trials]
+        return costs if by_cost else sizes, [one.outcome.step_time_s for one in trials]
+
+    meeting = [one for one in timed if one.broken is None]
+    breaking = [one for one in timed if one.broken is not None]
+    axes.scatter(*places(meeting), s=22, color="#4472c4", label="trials")
+    if breaking:
+        axes.scatter(*places(breaking), s=22, color="#bbbbbb", label="break a condition")
+    if by_cost:
+        axes.plot(*places(front(search.trials)), color="#c55a11", label="no other is better in both")
+    if search.best():
+        best = search.best()[0]
+        label = f"best: {wording.seconds(best.outcome.step_time_s)}"
+        axes.scatter(*places([best]), marker="*", s=220, color="#c00000", label=label, zorder=3)
+    first = search.trials[0]
+    if first.outcome.step_time_s:
+        label = f"default: {wording.seconds(first.outcome.step_time_s)}"
+        axes.scatter(*places([first]), marker="s", s=60, color="black", label=label, zorder=3)
+    axes.set_xlabel("US dollars per 1,000 steps" if by_cost else "memory of the fullest GPU, GiB")
+    axes.set_ylabel("step time, s")
+    axes.legend(fontsize=8)
+    axes.set_title("configurations")
+
+
+def _draw_progress(axes: Any, search: Search) -> None:
+    lowest: float | None = None
+    lows: list[float] = []
     for trial in search.trials:
         if trial.broken is None and trial.outcome.step_time_s:
             lowest = min(lowest or trial.outcome.step_time_s, trial.outcome.step_time_s)
-        course.append(lowest)
-    axes.step(
-        range(1, len(course) + 1),
-        [value if value is not None else float("nan") for value in course],
-        where="post",
-        color="#4472c4",
-    )
+        lows.append(lowest if lowest is not None else float("nan"))
+    axes.step(range(1, len(lows) + 1), lows, where="post", color="#4472c4")
     axes.set_xlabel("trials")
     axes.set_ylabel("best step time so far, s")
-    axes.set_title("course of the search")
+    axes.set_title("progress of the search")

@@ -1,4 +1,7 @@
-"""The recipes that come with Maya, and a new one from a command."""
+"""The recipes that are included with Maya, and the draft of a new recipe for a command.
+
+Reading and checking a recipe is the task of `recipe.py`.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,17 @@ from maya_core.errors import MayaError
 from maya_core.search.recipe import CheckedRecipe, read_recipe
 from maya_core.version import PACKAGE
 
-# Options whose value people would turn, by what they are called.
-TURNED = re.compile(
+# Options that people usually tune, recognized by their names.
+TUNED = re.compile(
     r"(batch|micro|accum|parallel|tensor|pipeline|expert|shard|recompute|checkpoint|zero|stage|bucket)", re.IGNORECASE
 )
 
 
-NODES = ("--nnodes", "--standalone")  # of torchrun: how many there are is said
+NODES = ("--nnodes", "--standalone")  # options of torchrun that set the number of nodes
 
 
 def folder() -> Path:
-    """In a checkout beside the package, in an installation inside it."""
+    """The folder of the recipes: next to the package in a checkout, inside it in an installation."""
     package = PACKAGE
     inside = package / "recipes"
     return inside if inside.is_dir() else package.parent / "recipes"
@@ -33,26 +36,26 @@ def shipped() -> list[Path]:
 
 
 def find_recipe(name: str) -> CheckedRecipe:
-    """By its path, or by the name of one that is shipped."""
+    """Reads a recipe, given by its path or by the name of an included one."""
     path = Path(name)
     if path.is_file():
         return read_recipe(path)
     if path.suffix or "/" in name:
         raise MayaError(
-            f"no recipe at {name}.", "`maya recipes` lists those that are shipped; `maya recipes new` makes one."
+            f"no recipe at {name}.", "`maya recipes` lists the included ones; `maya recipes new` writes a new one."
         )
     found = folder() / f"{name}.yaml"
     if found.is_file():
         return read_recipe(found)
     raise MayaError(
         f"there is no recipe '{name}'.",
-        f"There are: {', '.join(one.stem for one in shipped())}. Or give a file's path.",
+        f"The included recipes are: {', '.join(one.stem for one in shipped())}. Or give the path of a file.",
     )
 
 
 def new_recipe(command: list[str], gpu: str, nodes: int, gpus_per_node: int) -> str:
-    """A recipe for a command: its numbers that people turn become knobs, at their present value and beside it."""
-    from maya_core.launch.run import without_secrets  # and torch
+    """The draft of a recipe for a command. Numbers that people usually tune become knobs with half, the same and twice the value."""
+    from maya_core.launch.run import without_secrets  # imports torch
 
     words, knobs, defaults = [], {}, {}
     shown = list(without_secrets(command))
@@ -68,7 +71,7 @@ def new_recipe(command: list[str], gpu: str, nodes: int, gpus_per_node: int) -> 
             if name.lstrip("-") in ("nnodes", "nproc-per-node", "nproc_per_node", "num_nodes", "num_gpus"):
                 place_holder = "{nodes}" if name.lstrip("-") in ("nnodes", "num_nodes") else "{gpus_per_node}"
                 word = f"{name}={place_holder}" if equals else place_holder
-            elif TURNED.search(name) and knob not in knobs:
+            elif TUNED.search(name) and knob not in knobs:
                 knobs[knob] = sorted({max(1, int(value) // 2), int(value), int(value) * 2})
                 defaults[knob] = int(value)
                 word = f"{name}={{{knob}}}" if equals else f"{{{knob}}}"
@@ -81,22 +84,22 @@ def new_recipe(command: list[str], gpu: str, nodes: int, gpus_per_node: int) -> 
         "",
         f"cluster: {{gpu: {gpu}, nodes: {nodes}, gpus_per_node: {gpus_per_node}}}",
         "",
-        "# What may be turned. Add `memory: rises` or `falls` where memory surely does from each value to the next:",
-        "# then what does not fit tells of others, and they need not be run. docs/recipes.md has every field.",
+        "# The knobs. Add `memory: rises` or `falls` if memory certainly does so from each value to the next: a configuration",
+        "# that does not fit then rules out others, which need not run. docs/recipes.md describes every field.",
         "space:" if knobs else "space: {}",
         *(f"  {knob}: {yaml.safe_dump(values, default_flow_style=True).strip()}" for knob, values in knobs.items()),
     ]
     if defaults:
         lines += ["", f"default: {yaml.safe_dump(defaults, default_flow_style=True).strip()}"]
     if batches := [knob for knob in knobs if "batch" in knob]:
-        lines += ["", "# A guess: samples of all GPUs in a step.", f"samples_per_step: gpus * {batches[0]}"]
+        lines += ["", "# A guess: the samples of all GPUs per step.", f"samples_per_step: gpus * {batches[0]}"]
         lines += [
             "",
-            "# Batches differ from point to point, so steps are not alike: what counts is what a dollar buys.",
+            "# The batch size varies, so step times are not comparable. The search maximizes samples per dollar instead.",
         ]
         lines += ["objective: samples_per_dollar"]
     else:
         lines += ["", "objective: step_time"]
-    lines += ["constraints: {memory_margin: 3%}", "", "# What `maya size` looks at."]
+    lines += ["constraints: {memory_margin: 3%}", "", "# The clusters that `maya size` tries."]
     lines += [f"sizes: {{gpus: [{gpu}], nodes: [{nodes}, {2 * nodes}, {4 * nodes}]}}"]
     return "\n".join(lines) + "\n"

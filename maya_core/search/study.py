@@ -1,8 +1,9 @@
 """The search itself: which configuration is tried next, and what is known so far.
 
-Optuna's samplers choose, in batches. What is chosen depends on nothing but the recipe, the seed and the outcomes of earlier batches, and an
-outcome is written down once it and all before it are known. So a search that was killed goes on as if it had not been: it
-chooses again what it chose, takes the outcomes that are written down, and runs the rest.
+Optuna's samplers choose the configurations, in batches; executors run them; `result.py` presents them. What is chosen depends
+only on the recipe, the seed and the outcomes of earlier batches, and an outcome is stored as soon as it and all earlier ones are
+known. A search that was killed can therefore resume: it makes the same choices again, uses the stored outcomes, and runs the
+rest.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ Objective = Literal["step_time", "cost", "tokens_per_dollar", "samples_per_dolla
 OBJECTIVES: tuple[str, ...] = get_args(Objective)
 SAMPLERS: tuple[str, ...] = get_args(Sampler)
 DATABASE = "study.db"
-ASKS = 8  # of a sampler for a configuration that is possible and new, before its nearest is taken
-LISTED = 50_000  # points of a space that are listed to know which are left
-FILES = "files"  # of the user's, that the program read: kept with the study
-LEFT_OUT = "left out"  # how a trial came to its outcome that was concluded from another
+ATTEMPTS = 8  # suggestions of a sampler; if none is possible and new, the nearest configuration that is gets used
+LISTED = 50_000  # larger spaces are not enumerated
+FILES = "files"  # attribute of a study: the user's files that the program read
+SKIPPED = "skipped"  # a trial that was not run, because its outcome is certain from another one
 
 
 class Goal(BaseModel):
-    """What is searched for. `tokens` or `samples`, `deadline_s` and `budget_usd` are of the whole training."""
+    """The objective and the conditions. `tokens` or `samples`, `deadline_s` and `budget_usd` apply to the whole training."""
 
     model_config = ConfigDict(frozen=True)
 
     objective: Objective = "step_time"
-    pareto: bool = False  # step time and cost both
+    pareto: bool = False  # minimize both step time and cost
     memory_margin: float = 0.0
     max_step_time_s: float | None = None
     max_usd_per_1k_steps: float | None = None
@@ -63,8 +64,8 @@ class Goal(BaseModel):
         return ["maximize" if name.endswith("_per_dollar") else "minimize" for name in self.names]
 
     def values(self, outcome: Outcome) -> list[float] | None:
-        """By objective; None if the outcome has no such figure."""
-        bought = 3600 / outcome.usd_per_hour if outcome.usd_per_hour else None  # seconds that a dollar buys
+        """The value of each objective; None if the outcome lacks one of them."""
+        bought = 3600 / outcome.usd_per_hour if outcome.usd_per_hour else None  # seconds per dollar
         known = {
             "step_time": outcome.step_time_s,
             "cost": outcome.usd_per_1k_steps,
@@ -75,13 +76,13 @@ class Goal(BaseModel):
         return [value for value in found if value is not None] if None not in found else None
 
     def broken(self, outcome: Outcome) -> str | None:
-        """What it does not keep to, in words; None if it may be chosen."""
+        """The condition that the outcome does not meet, in words; None if it meets all of them."""
         if outcome.status != "fits":
             return outcome.status
         if outcome.used_bytes and outcome.capacity_bytes:
             left = 1 - outcome.used_bytes / outcome.capacity_bytes
             if left < self.memory_margin:
-                return f"leaves {left:.1%} of memory free, not {self.memory_margin:.1%}"
+                return f"leaves only {left:.1%} of memory free instead of {self.memory_margin:.1%}"
         if self.max_step_time_s is not None and (outcome.step_time_s or 0) > self.max_step_time_s:
             return f"a step takes longer than {self.max_step_time_s:g} s"
         if (unknown := self._unknown(outcome)) is not None:
@@ -89,21 +90,21 @@ class Goal(BaseModel):
         if self.max_usd_per_1k_steps is not None and (outcome.usd_per_1k_steps or 0) > self.max_usd_per_1k_steps:
             return f"1,000 steps cost more than ${self.max_usd_per_1k_steps:g}"
         if self.deadline_s is not None and (self.training_s(outcome) or 0) > self.deadline_s:
-            return "is not done by the deadline"
+            return "does not finish by the deadline"
         if self.budget_usd is not None and (self.training_usd(outcome) or 0) > self.budget_usd:
             return "costs more than the budget"
         return None
 
     def _unknown(self, outcome: Outcome) -> str | None:
-        """A figure that it would have to be judged by and does not have."""
+        """Which figure is missing that a condition needs, in words."""
         counted = {"tokens": outcome.tokens_per_s, "samples": outcome.samples_per_s}
         for what, per_s in counted.items():
             if per_s is None and (getattr(self, what) is not None or self.objective == f"{what}_per_dollar"):
-                return f"its {what} of a step are not known (give {what}_per_step in the recipe)"
+                return f"the number of {what} per step is not known (give {what}_per_step in the recipe)"
         steps_priced = self.max_usd_per_1k_steps is not None or self.pareto or self.objective == "cost"
         hours_priced = self.budget_usd is not None or self.objective.endswith("_per_dollar")
         unknown = (steps_priced and outcome.usd_per_1k_steps is None) or (hours_priced and outcome.usd_per_hour is None)
-        return "its price is not known" if unknown else None
+        return "the price is not known" if unknown else None
 
     def training_s(self, outcome: Outcome) -> float | None:
         if self.tokens is not None:
@@ -116,7 +117,7 @@ class Goal(BaseModel):
 
 
 class Plan(BaseModel):
-    """How it is searched. A study goes on under the plan it was begun with."""
+    """How the search chooses configurations. A study can only resume with the plan it was started with."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -131,16 +132,16 @@ class Trial:
     number: int
     point: Point
     outcome: Outcome
-    broken: str | None  # why it may not be chosen
+    broken: str | None  # the condition that it does not meet
 
     @property
     def how(self) -> str:
-        return LEFT_OUT if self.outcome.why.startswith(LEFT_OUT) else self.outcome.how
+        return SKIPPED if self.outcome.why.startswith(SKIPPED) else self.outcome.how
 
 
 @dataclass
 class Search:
-    """A study of a recipe, in a folder."""
+    """The study of a recipe, stored in a folder."""
 
     job: CheckedRecipe
     goal: Goal
@@ -175,11 +176,11 @@ class Search:
             raise
         self._seen: set[str] = set()
 
-    # ---- to the outside ----
+    # ---- the public interface ----
 
     @property
     def possible(self) -> int | None:
-        """How many different configurations there are; None where the space is too large to count them."""
+        """The number of different possible configurations; None if the space is too large to enumerate."""
         return len(self._every) if self._every is not None else None
 
     @property
@@ -190,27 +191,27 @@ class Search:
         return Counter(trial.how for trial in self.trials)
 
     def best(self) -> list[Trial]:
-        """Those that may be chosen, best first; of two objectives, by the first."""
+        """The trials that meet all conditions, best first. With two objectives, the first one decides the order."""
         fit = [trial for trial in self.trials if trial.broken is None and self.goal.values(trial.outcome) is not None]
         sign = -1 if self.goal.directions[0] == "maximize" else 1
         return sorted(fit, key=lambda trial: (sign * (self.goal.values(trial.outcome) or [0.0])[0], trial.number))
 
     def run(self, trials: int, executor: Executor, on_trial: Callable[[Trial], None] = lambda _: None) -> None:
-        """Until there are so many trials, or no configuration is left."""
+        """Runs until the search has this many trials, or until no configuration is left."""
         while len(self.trials) < trials:
             proposed = []
             for number in range(len(self.trials), min(trials, len(self.trials) + self._batch_left())):
-                asked = self._ask(number)
-                if asked is None:
+                proposal = self._propose(number)
+                if proposal is None:
                     break
-                proposed.append(asked)
+                proposed.append(proposal)
             if not proposed:
                 return
             for (number, point, engine_trial), outcome in zip(
                 proposed, self._outcomes(proposed, executor), strict=True
             ):
                 trial = Trial(number, point, outcome, self.goal.broken(outcome))
-                self._tell(trial, engine_trial)
+                self._record(trial, engine_trial)
                 on_trial(trial)
             self._note_files()
 
@@ -220,28 +221,28 @@ class Search:
     # ---- choosing ----
 
     def _batch_left(self) -> int:
-        """The first trial is one alone: if the recipe itself is wrong, that is enough to know."""
+        """The number of trials until the batch is full. The first trial is a batch of its own: if the recipe itself is wrong, one failure is enough."""
         done = len(self.trials)
         return 1 if done == 0 else self.plan.batch - (done - 1) % self.plan.batch
 
-    def _ask(self, number: int) -> tuple[int, Point, Any] | None:
-        """The configuration of that trial: a possible one, and new. None if none is left."""
+    def _propose(self, number: int) -> tuple[int, Point, Any] | None:
+        """A possible configuration that was not tried yet; None if none is left."""
         if number == 0:
-            return self._taken(number, self.job.default, self._fixed(self.job.default))
+            return self._proposal(number, self.job.default, self._fixed(self.job.default))
         if self.plan.sampler == "grid":
             point = next((one for one in self._ordered() if self._key(one) not in self._seen), None)
-            return None if point is None else self._taken(number, point, self._fixed(point))
+            return None if point is None else self._proposal(number, point, self._fixed(point))
         if self._every is not None and len(self._seen) >= len(self._every):
             return None
-        for attempt in range(ASKS):
+        for attempt in range(ATTEMPTS):
             self._engine.sampler = self._sampler(number, attempt)
-            asked = self._engine.ask()
-            wanted = self._suggested(asked)
+            engine_trial = self._engine.ask()
+            wanted = self._suggested(engine_trial)
             if self._new(wanted):
-                return self._taken(number, wanted, asked)
-            self._engine.tell(asked, state=_optuna().trial.TrialState.FAIL)
+                return self._proposal(number, wanted, engine_trial)
+            self._engine.tell(engine_trial, state=_optuna().trial.TrialState.FAIL)
         near = self._nearest(number, wanted)
-        return None if near is None else self._taken(number, near, self._fixed(near))
+        return None if near is None else self._proposal(number, near, self._fixed(near))
 
     def _new(self, point: Point) -> bool:
         return self.job.violated(point) is None and self._key(point) not in self._seen
@@ -249,7 +250,7 @@ class Search:
     def _key(self, point: Point) -> str:
         return str(sorted(self.job.canonical(point).items()))
 
-    def _taken(self, number: int, point: Point, engine_trial: Any) -> tuple[int, Point, Any]:
+    def _proposal(self, number: int, point: Point, engine_trial: Any) -> tuple[int, Point, Any]:
         self._seen.add(self._key(point))
         return number, self.job.canonical(point), engine_trial
 
@@ -263,31 +264,31 @@ class Search:
         return self._listed
 
     def _ordered(self) -> Iterator[Point]:
-        """For the grid: in the order in which most need not be run."""
+        """All configurations in the order of a grid search, chosen so that as many as possible can be skipped."""
         if self._every is None:
             raise MayaError(
                 f"a grid of {self.job.size:,} points is too large.",
-                "Search it with --sampler tpe, or turn fewer knobs.",
+                "Use --sampler tpe, or reduce the number of knobs.",
             )
         if not hasattr(self, "_sorted"):
             self._sorted = sorted(self._every, key=self._pruner.order)
         return iter(self._sorted)
 
     def _nearest(self, number: int, point: Point) -> Point | None:
-        """Of those that are left the one that differs least from what the sampler wants; of several, one by lot."""
-        lot = random.Random(f"{self.plan.seed} {number}")
-        if self._every is None:  # too many to look at
+        """The untried configuration that differs least from the sampler's suggestion; a random one of several."""
+        chance = random.Random(f"{self.plan.seed} {number}")
+        if self._every is None:  # too many to enumerate
             for _ in range(10_000):
-                drawn = {name: lot.choice(knob.choices) for name, knob in self.job.knobs.items()}
+                drawn = {name: chance.choice(knob.choices) for name, knob in self.job.knobs.items()}
                 if self._new(drawn):
                     return drawn
             return None
         left = [one for one in self._every if self._key(one) not in self._seen]
         least = min((self._distance(one, point) for one in left), default=0.0)
-        return lot.choice([one for one in left if self._distance(one, point) == least]) if left else None
+        return chance.choice([one for one in left if self._distance(one, point) == least]) if left else None
 
     def _distance(self, one: Point, other: Point) -> float:
-        """By knob: how far along its scale, or 1 for another choice."""
+        """The sum over all knobs: the distance on a scale from 0 to 1, or 1 for a different choice."""
         total = 0.0
         for name, knob in self.job.knobs.items():
             if one[name] != other[name]:
@@ -295,10 +296,10 @@ class Search:
                 total += apart / (len(knob.choices) - 1) if _is_scale(knob.choices) else 1.0
         return total
 
-    # ---- Optuna's side ----
+    # ---- the connection to Optuna ----
 
     def _sampler(self, number: int, attempt: int) -> Any:
-        """Made anew for every question, with a seed of its own: what it answers hangs on what it has been told, not on how often it was asked."""
+        """A new sampler with its own seed for every suggestion, so that a suggestion depends only on the known outcomes."""
         samplers = _optuna().samplers
         seed = int.from_bytes(hashlib.sha256(f"{self.plan.seed} {number} {attempt}".encode()).digest()[:4], "big")
         first = min(40, max(10, 3 * len(self.job.knobs)))
@@ -312,34 +313,36 @@ class Search:
                 return samplers.NSGAIISampler(seed=seed, population_size=max(12, 2 * self.plan.batch))
         return samplers.RandomSampler(seed=seed)
 
-    def _suggested(self, asked: Any) -> Point:
-        """A knob whose values are numbers is a scale, any other a choice."""
+    def _suggested(self, engine_trial: Any) -> Point:
+        """The sampler's configuration. A knob whose values are ordered numbers is a scale, any other knob is a choice."""
         point: Point = {}
         for name, knob in self.job.knobs.items():
             if _is_scale(knob.choices):
-                point[name] = knob.choices[asked.suggest_int(name, 0, len(knob.choices) - 1)]
+                point[name] = knob.choices[engine_trial.suggest_int(name, 0, len(knob.choices) - 1)]
             else:
-                point[name] = knob.choices[asked.suggest_categorical(name, list(range(len(knob.choices))))]
+                point[name] = knob.choices[engine_trial.suggest_categorical(name, list(range(len(knob.choices))))]
         return point
 
     def _fixed(self, point: Point) -> Any:
+        """Makes Optuna suggest this configuration."""
         places = {name: knob.choices.index(point[name]) for name, knob in self.job.knobs.items()}
         self._engine.enqueue_trial(places)
         self._engine.sampler = _optuna().samplers.RandomSampler(seed=0)
-        asked = self._engine.ask()
-        self._suggested(asked)
-        return asked
+        engine_trial = self._engine.ask()
+        self._suggested(engine_trial)
+        return engine_trial
 
-    def _tell(self, trial: Trial, engine_trial: Any) -> None:
+    def _record(self, trial: Trial, engine_trial: Any) -> None:
+        """Passes a trial on to the pruner and to Optuna."""
         states = _optuna().trial.TrialState
         values = self.goal.values(trial.outcome)
         if trial.outcome.status == "out of memory":
             self._pruner.note_out_of_memory(trial.point)
         elif trial.broken is None:
-            self._pruner.note_chosen(trial.point)
+            self._pruner.note_usable(trial.point)
         if trial.broken is None and values is not None:
             self._engine.tell(engine_trial, values)
-        elif self.goal.pareto:  # NSGA-II knows no pruned trials
+        elif self.goal.pareto:  # NSGA-II does not support pruned trials
             self._engine.tell(engine_trial, state=states.FAIL)
         else:
             self._engine.tell(engine_trial, state=states.PRUNED)
@@ -348,7 +351,7 @@ class Search:
     # ---- outcomes ----
 
     def _outcomes(self, proposed: list[tuple[int, Point, Any]], executor: Executor) -> Iterator[Outcome]:
-        """In the order of numbers. Whatever is new is written down before it is given."""
+        """The outcomes in the order of the trials. A new outcome is stored before it is yielded."""
         known: dict[int, Outcome] = {}
         tasks: dict[int, Task] = {}
         for number, point, _ in proposed:
@@ -363,30 +366,30 @@ class Search:
             while number not in known:
                 got, outcome = next(coming)
                 known[got] = outcome
-            if number == 0 and known[number].status == "failed":  # not kept: it is to be mended, and tried again
+            if (
+                number == 0 and known[number].status == "failed"
+            ):  # not stored, so that it is tried again once it is corrected
                 raise MayaError(
                     f"the default configuration of {self.job.name} fails: {known[number].why}",
-                    f"Mend that first. Its command: {self.job.program(point).typed}",
+                    f"Correct that first. Its command: {self.job.program(point).typed}",
                 )
             if number >= len(self._stored):
                 self._write(number, point, known[number])
             yield known[number]
 
     def _concluded(self, point: Point) -> Outcome | None:
-        """What surely comes of a configuration, by others that were run in earlier batches."""
+        """The outcome of a configuration that is certain from earlier batches, so that it need not run."""
         if not self.plan.prune:
             return None
         if (like := self._pruner.out_of_memory(point)) is not None:
-            why = f"{LEFT_OUT}: {self._difference(point, like)} does not fit either, and needs no more"
+            why = f"{SKIPPED}: {self._difference(point, like)} needs no more memory and does not fit either"
             return Outcome(status="out of memory", why=why)
         if self.goal.pareto:
             return None
-        # What takes less time is cheaper only where an hour costs the same, and buys more only where a step does.
+        # Less time is cheaper only if an hour costs the same, and gives more per dollar only if a step does the same work.
         alike = self.goal.objective != "step_time"
         if (like := self._pruner.slower(point, alike=alike)) is not None:
-            return Outcome(
-                status="slower", why=f"{LEFT_OUT}: {self._difference(point, like)} fits, and takes no longer"
-            )
+            return Outcome(status="slower", why=f"{SKIPPED}: {self._difference(point, like)} fits and takes no longer")
         return None
 
     def _difference(self, point: Point, like: Point) -> str:
@@ -397,11 +400,11 @@ class Search:
 
     def _read(self, number: int, point: Point) -> Outcome:
         stored = self._stored[number]
-        there = {name: stored.params.get(name) for name in self.job.knobs}
-        if there != point:
+        before = {name: stored.params.get(name) for name in self.job.knobs}
+        if before != point:
             raise MayaError(
-                f"the study in {self.folder} tried {there} where this search would try {point}: one of them is of another version.",
-                "Give another --study for a new one.",
+                f"trial {number} of the study in {self.folder} tried {before}, but this search would try {point}: the study was made by another version.",
+                "Start a new study with another --study.",
             )
         return Outcome.model_validate(stored.user_attrs["outcome"])
 
@@ -423,38 +426,38 @@ class Search:
         )
 
     def _check_same(self) -> None:
-        """A study goes on only if it is the same search."""
-        told = {
+        """Raises an error if the folder contains the study of a different search."""
+        identity = {
             "recipe": hashlib.sha256(self.job.recipe.model_dump_json().encode()).hexdigest()[:16],
             "goal": self.goal.model_dump(),
             "plan": self.plan.model_dump(),
             "version": f"Maya {__version__}, torch {version('torch')}",
             "hardware, price or calibration": self.make_task(self.job.default).pricing,
         }
-        before = self._kept.user_attrs if self._stored else {}  # without a trial nothing of it counts yet
-        for name, value in told.items():
+        before = self._kept.user_attrs if self._stored else {}  # a study without trials may be replaced
+        for name, value in identity.items():
             if name in before and before[name] != value:
                 raise MayaError(
-                    f"the study in {self.folder} was begun with another {name}.",
-                    "Give the same options to go on with it, or another --study for a new one.",
+                    f"the study in {self.folder} was started with another {name}.",
+                    "Give the same options to resume it, or start a new study with another --study.",
                 )
             if name not in before:
                 self._kept.set_user_attr(name, value)
         changed = [path for path, was in before.get(FILES, {}).items() if stamp(path) != was]
         if changed:
             raise MayaError(
-                f"{', '.join(changed)} changed since the study in {self.folder} was begun: its trials are of another program.",
-                "Give another --study for the program as it is now.",
+                f"{', '.join(changed)} changed since the study in {self.folder} was started, so its trials describe another program.",
+                "Start a new study with another --study.",
             )
 
     def _note_files(self) -> None:
-        """The program's files as they are in this study, known once its default has been run."""
+        """Stores the state of the program's files. They are known once the default configuration has run."""
         if FILES not in self._kept.user_attrs and (files := self.make_task(self.job.default).files) is not None:
             self._kept.set_user_attr(FILES, files)
 
 
 def _is_scale(choices: list[Any]) -> bool:
-    """Numbers in order, up or down."""
+    """Whether the choices are numbers in rising or falling order."""
     numbers = [one for one in choices if isinstance(one, int | float) and not isinstance(one, bool)]
     pairs = list(itertools.pairwise(numbers))
     in_order = all(a < b for a, b in pairs) or all(a > b for a, b in pairs)
@@ -473,4 +476,4 @@ def _needs(package: str) -> None:
     from importlib.util import find_spec
 
     if find_spec(package) is None:
-        raise MayaError(f"{package} is not installed.", "pip install 'maya-emulator[search]'")
+        raise MayaError(f"{package} is not installed.", "Install it with: pip install 'maya-emulator[search]'")

@@ -1,5 +1,8 @@
-"""One trial: a program is emulated, its trace is priced for a cluster, and the outcome is kept. It runs in a worker that outlives it, and keeps
-what the next trial can use: a process with everything imported, traces of programs, earlier predictions."""
+"""Runs one trial: emulates a program, predicts it on a cluster, and stores the outcome.
+
+A trial runs in a worker that runs many of them and keeps what later trials can use: fork servers, traces of programs, and earlier
+predictions. Which trials run is decided by `study.py`; where they run, by `executors.py`.
+"""
 
 from __future__ import annotations
 
@@ -31,35 +34,37 @@ from maya_core.version import __version__
 LOG = "output.log"
 TRACE = "trace"
 LAST_LINES = 12
-MOST_FORK_SERVERS = 2  # processes with a program's modules imported, each some hundred MB
+MOST_FORK_SERVERS = 2  # each needs a few hundred MB
 
-Status = Literal["fits", "out of memory", "failed", "hangs", "slower"]  # slower: than another that fits, surely
+Status = Literal[
+    "fits", "out of memory", "failed", "hangs", "slower"
+]  # slower: certainly slower than another one that fits
 
 
 class Task(BaseModel):
-    """What a worker needs to know of a trial."""
+    """Everything that a worker needs to run a trial."""
 
     model_config = ConfigDict(frozen=True)
 
     program: Program
     request: Request
-    modules: list[str] | None = None  # to import before ranks are forked
-    folder: Path  # where programs and their predictions are kept
-    keep_traces: bool = False  # because they may be priced for other hardware
+    modules: list[str] | None = None  # imported by the fork server
+    folder: Path  # where traces and predictions are stored
+    keep_traces: bool = False  # because other hardware may be predicted from them
 
     @property
     def program_key(self) -> str:
-        """Equal for programs that are the same by what is known before they run: the command, the folder, the files it names, and the
-        software that runs it."""
+        """A digest of what is known about a program before it runs: its command, the folder, the files it names, and the installed
+        software."""
         named = {part for word in self.program.words for part in (word, word.rpartition("=")[2])}
         files = {word: stamp(word) for word in named if ("/" in word or "." in word) and Path(word).is_file()}
-        runs_it = [installed(), __version__, sys.version]
+        software = [installed(), __version__, sys.version]
         emulation = self.request.model_dump(mode="json", include=set(EmulationOptions.model_fields) - {"out"})
-        return _digest([self.program.model_dump(), emulation, os.getcwd(), files, runs_it])
+        return _digest([self.program.model_dump(), emulation, os.getcwd(), files, software])
 
     @property
     def files(self) -> dict[str, str] | None:
-        """The user's files that the program read when it ran last, as they are now; None if it has not run in this folder."""
+        """The present state of the user's files that the program read in its last run; None if it has not run in this folder."""
         try:
             return {path: stamp(path) for path in json.loads(_list(self).read_text())}
         except (OSError, ValueError):
@@ -67,13 +72,13 @@ class Task(BaseModel):
 
     @property
     def trace_key(self) -> str | None:
-        """Equal for programs that leave equal traces; None for a program that has not run."""
+        """A digest that is equal for programs with equal traces; None for a program that has not run."""
         files = self.files
         return None if files is None else _digest([self.program_key, files])
 
     @property
     def pricing(self) -> str:
-        """Equal where a trace gets the same prediction: by hardware, prices and calibration, whatever their names are."""
+        """A digest of what turns a trace into a prediction: the content of hardware, prices and calibration, not their names."""
         machine, own = self.machine, load_calibration(self.request.gpu_name, self.request.profile)
         quotes = [quote.model_dump(mode="json") for quote in machine.quotes()]
         return _digest(
@@ -82,8 +87,8 @@ class Task(BaseModel):
 
     @property
     def key(self) -> str | None:
-        """Equal for equal predictions."""
-        named = {"profile", "hardware"}  # `pricing` has their content
+        """A digest that is equal for equal predictions; None for a program that has not run."""
+        named = {"profile", "hardware"}  # `pricing` covers their content
         options = self.request.model_dump(mode="json", include=PredictionOptions.model_fields.keys() - named)
         program = self.trace_key
         return program and _digest([program, options, self.pricing])
@@ -94,8 +99,7 @@ class Task(BaseModel):
 
 
 def task_of(job: CheckedRecipe, point: Point, folder: Path, given: Request | None = None) -> Task:
-    """The trial of a recipe's configuration. Options that were given to the command replace the recipe's; what it finds is kept in the
-    folder."""
+    """The trial of one configuration of a recipe. Options in `given` replace those of the recipe; results are stored in `folder`."""
     from maya_core.launch.fork_server import imports_of
 
     program = job.program(point)
@@ -114,14 +118,14 @@ def task_of(job: CheckedRecipe, point: Point, folder: Path, given: Request | Non
 
 
 class Outcome(BaseModel):
-    """What a trial found. Figures are None where the job has none: it did not fit, or failed."""
+    """The outcome of a trial. Figures are None if the job has none, because it did not fit or failed."""
 
     model_config = ConfigDict(frozen=True)
 
     status: Status
     how: Literal["emulated", "from a trace", "cached"] = "emulated"
-    why: str = ""  # the reason, where it does not fit
-    seconds: float = 0.0  # that the trial took
+    why: str = ""  # the reason, if it does not fit
+    seconds: float = 0.0  # the duration of the trial
     step_time_s: float | None = None
     tokens_per_s: float | None = None
     samples_per_s: float | None = None
@@ -129,27 +133,27 @@ class Outcome(BaseModel):
     usd_per_1k_steps: float | None = None
     usd_per_million_tokens: float | None = None
     mfu: float | None = None
-    used_bytes: int | None = None  # on the fullest GPU, with memory outside the allocator
+    used_bytes: int | None = None  # on the fullest GPU, including memory outside the allocator
     capacity_bytes: int | None = None
     gpus: int = 0
     gpu: str = ""
 
 
-def _digest(told: object) -> str:
-    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:24]
+def _digest(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
 
 def outcome_of(prediction: Prediction, log: str = "") -> Outcome:
     fullest, cost = prediction.memory.fullest, prediction.cost
     status: Status = "fits"
     why = ""
-    # First: other ranks may wait for the one that ran out of memory, which is not a hang of the program's.
+    # This comes first: other ranks may wait for the one that ran out of memory, which is not a hang of the program.
     if prediction.memory.fits is False:
         status, why = "out of memory", _memory_words(prediction)
     elif prediction.hangs:
         status, why = "hangs", prediction.hangs[0]
     elif prediction.step_time_s is None or prediction.trace.ended == "failed":
-        status, why = "failed", log or f"the program {prediction.trace.ended} before a step was over"
+        status, why = "failed", log or f"the program {prediction.trace.ended} before it completed a step"
     timed = status == "fits"
     return Outcome(
         status=status,
@@ -170,11 +174,13 @@ def outcome_of(prediction: Prediction, log: str = "") -> Outcome:
 
 def _memory_words(prediction: Prediction) -> str:
     fullest = prediction.memory.fullest
-    return f"{fullest.peak_source or 'it'} asks for more than a GPU has" if fullest else "it does not fit"
+    return (
+        f"{fullest.peak_source or 'the program'} requests more memory than a GPU has" if fullest else "it does not fit"
+    )
 
 
 def cached(task: Task) -> Outcome | None:
-    """What an earlier trial, or an earlier search in the same folder, found for the same question."""
+    """The outcome that an earlier trial, or an earlier search in the same folder, found for the same task."""
     found = predicted(task)
     return None if found is None else outcome_of(found).model_copy(update={"how": "cached"})
 
@@ -191,7 +197,7 @@ def predicted(task: Task) -> Prediction | None:
 
 
 def run_task(task: Task) -> Outcome:
-    """The outcome by the shortest way: known before, priced from a recorded trace, or emulated."""
+    """Finds the outcome in the fastest way: from a stored prediction, from a recorded trace, or by emulation."""
     use_hardware_file(task.request.hardware)
     if (known := cached(task)) is not None:
         return known
@@ -200,12 +206,15 @@ def run_task(task: Task) -> Outcome:
     return outcome.model_copy(update={"seconds": round(time.monotonic() - started, 3)})
 
 
-# ---- ways to an outcome ----
+# ---- how an outcome is found ----
 
 
 def _from_trace(task: Task) -> Outcome | None:
-    """Prices the trace of a program that has run for another GPU or network. Not if its memory might or might not fit there: the allocator
-    would behave differently, and only an emulation shows how."""
+    """Predicts the outcome from the program's trace on another GPU or network.
+
+    None if there is no trace, or if it is uncertain whether memory fits: the allocator would behave differently, and only an
+    emulation can show how.
+    """
     program = task.trace_key
     if program is None or not (folder := _traces(task, program)).joinpath("job.json").exists():
         return None
@@ -236,7 +245,8 @@ def _emulated(task: Task, forked: bool = True, also_read: frozenset[str] = froze
         ranks = done.job.ranks.values() if done.job is not None else ()
         read = also_read.union(*(trace.meta["files"] for trace in ranks))
         if forked and done.exit_code == NOT_HERE:
-            # Its own process is observed from `import torch` on; this fork was from its first line.
+            # The program cannot run in a fork. The files that the fork read are kept: a process of its own is only observed from
+            # `import torch` on.
             return _emulated(task, forked=False, also_read=read)
         tail = _tail(log)
         if done.job is None:
@@ -254,7 +264,7 @@ def _emulated(task: Task, forked: bool = True, also_read: frozenset[str] = froze
         outcome = outcome_of(prediction, tail)
         if done.exit_code and outcome.status == "fits":
             return Outcome(status="failed", why=tail or f"the command ended with exit code {done.exit_code}")
-        if outcome.status != "failed":  # a failure may be this machine's fault
+        if outcome.status != "failed":  # a failure may be caused by this machine
             _keep(task, prediction)
         return outcome
 
@@ -266,13 +276,13 @@ def _has_world(words: list[str]) -> bool:
     return torchrun.parse(words) is not None or launchers.launcher_in(words) is not None
 
 
-# ---- what a worker keeps ----
+# ---- what a worker keeps between trials ----
 
 _fork_servers: dict[str, ForkServer] = {}
 
 
 def _fork_server(task: Task, environment: dict[str, str]) -> ForkServer:
-    """The process to fork ranks from. The last few of several kinds are kept."""
+    """The fork server for this task. The most recent ones are kept."""
     gpus = task.program.gpus_per_node
     key = _digest([task.request.gpu_name, gpus, environment, task.modules])
     if key not in _fork_servers:
@@ -285,7 +295,7 @@ def _fork_server(task: Task, environment: dict[str, str]) -> ForkServer:
 
 
 def close_worker() -> None:
-    """Ends what the worker keeps running."""
+    """Stops the fork servers of this worker."""
     while _fork_servers:
         _, server = _fork_servers.popitem()
         server.close()
@@ -317,7 +327,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _move(source: Path, target: Path) -> None:
-    """Another worker may have been faster; its trace is as good."""
+    """Moves a folder. If another worker was faster, its trace is kept: it is the same."""
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
     shutil.copytree(source, part, dirs_exist_ok=True)
@@ -328,9 +338,9 @@ def _move(source: Path, target: Path) -> None:
 
 
 def _tail(log: Path) -> str:
-    """The end of a program's output, where something went wrong."""
+    """The last lines of a program's output, which usually show what went wrong."""
     lines = [line.rstrip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     begins = [place for place, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
-    if begins and len(lines) - begins[-1] > LAST_LINES:  # its beginning is the program's own code
+    if begins and len(lines) - begins[-1] > LAST_LINES:  # the first lines of a traceback are the program's own code
         return "\n".join([*lines[begins[-1] : begins[-1] + LAST_LINES // 2], "  ...", *lines[-LAST_LINES // 2 :]])
     return "\n".join(lines[-LAST_LINES:])

@@ -23,12 +23,12 @@ from maya_core.trace.job import JobTrace, Rendezvous
 from maya_core.trace.schema import EventKind
 
 HANGS = "would hang"
-GOES_WRONG = "would hang or go on with wrong data"  # NCCL does not compare the arguments of its ranks
+GOES_WRONG = "would hang or continue with wrong data"  # NCCL does not compare what its ranks are given
 
 _SAME_TO_NCCL = {"all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter"}
 _ENDED = {
-    "completed": "its program ended",
-    "hung": "would wait for ever",
+    "completed": "its program has ended",
+    "hung": "would wait forever",
     "stopped": "stopped after the requested steps",
     "failed": "failed (see its own error)",
 }
@@ -146,7 +146,7 @@ def _uneven_pairs(job: JobTrace, meet: Rendezvous, row: int) -> Iterator[str]:
                 takes = taken.splits_out[from_place]
             assumed = taken.splits_out and giver in job.ranks[taker].meta.get("assumed_ranks", ())
             if gives != takes and not assumed:
-                yield f"rank {giver} gives rank {taker} {gives:,} elements, which expects {takes:,}"
+                yield f"rank {giver} sends {gives:,} elements to rank {taker}, which expects {takes:,}"
 
 
 def _attendance(meet: Rendezvous, row: int) -> tuple[list[int], list[int]]:
@@ -172,7 +172,7 @@ def _cut_off(job: JobTrace, absent: list[int], present: list[int]) -> bool:
 def _difference(job: JobTrace, meet: Rendezvous, row: int) -> Hang:
     calls = [_call(job, meet, row, rank) for rank in meet.members]
     same_op = meet.messages or len({_terms(call)[0] for call in calls}) == 1
-    problem = f"in {_place(meet, row)} the ranks do not agree"
+    problem = f"the ranks disagree in {_place(meet, row)}"
     if same_op and all(map(_is_by_pair, calls)):
         problem = ": ".join([problem, *_uneven_pairs(job, meet, row)][:2])
     sides = _merged([_side(job, meet, row, rank) for rank in meet.members])
@@ -182,7 +182,7 @@ def _difference(job: JobTrace, meet: Rendezvous, row: int) -> Hang:
 def _absence(job: JobTrace, meet: Rendezvous, row: int) -> Hang:
     absent, present = _attendance(meet, row)
     sides = _merged([_side(job, meet, row, rank) for rank in present] + [_last_of(job, rank) for rank in absent])
-    verdict, problem = HANGS, f"{_place(meet, row)} is never made by {ranks_in_words(absent)}"
+    verdict, problem = HANGS, f"{ranks_in_words(absent)} never make{'s' * (len(absent) == 1)} {_place(meet, row)}"
     if meet.messages:
         problem = f"{_place(meet, row)} is never {'received' if present[0] == meet.members[0] else 'sent'}"
         verdict = GOES_WRONG if is_buffered(_call(job, meet, row, present[0])) else HANGS
@@ -200,7 +200,7 @@ def _failure(job: JobTrace, left: list[tuple[Rendezvous, int]]) -> Hang:
             if rank not in waiting or at < waiting[rank][0]:
                 waiting[rank] = at, _side(job, meet, row, rank, placed=True)
     sides = [side for _, side in waiting.values()] + [_last_of(job, rank) for rank in failed]
-    problem = f"{ranks_in_words(failed)} failed, and {ranks_in_words(sorted(waiting))} would wait for ever"
+    problem = f"{ranks_in_words(failed)} failed, and {ranks_in_words(sorted(waiting))} would wait forever"
     return Hang(HANGS, problem, _merged(sides))
 
 
@@ -209,7 +209,7 @@ def _circle(job: JobTrace) -> list[Hang]:
     for stuck in stuck_calls(job):
         side = _side(job, job.rendezvous[stuck.rendezvous], stuck.call, stuck.rank, placed=True)
         sides.append(Side(side.ranks, f"{side.doing}, waiting for {ranks_in_words(stuck.waits_for)}", side.site))
-    problem = "every call has its match, but ranks wait for one another in a circle"
+    problem = "every call has a match, but the ranks wait for each other in a cycle"
     return [Hang(HANGS, problem, _merged(sides))] if sides else []
 
 
@@ -239,10 +239,10 @@ def _last_of(job: JobTrace, rank: int) -> Side:
     ended = _ENDED[trace.meta["ended"]]
     made = trace.events[trace.events["kind"] == EventKind.COLLECTIVE]
     if not len(made):
-        return Side((rank,), f"{ended}, without a collective call", ())
+        return Side((rank,), f"{ended} without a collective call", ())
     call = trace.collectives[int(made["subject"][-1])]
     group = trace.communicators[call.communicator]
-    text = f"{ended}, last in {call_in_words(call, group)} on {communicator_in_words(group)}"
+    text = f"{ended}; its last collective call was {call_in_words(call, group)} on {communicator_in_words(group)}"
     return Side((rank,), text, trace.sites[int(made["b"][-1])])
 
 

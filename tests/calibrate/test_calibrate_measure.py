@@ -84,7 +84,7 @@ def test_what_cannot_be_run_is_counted(device: EmulatedDevice) -> None:
     x = cases._new(1024, 1024)
     outcome = measure.run(every, device.gpu, ModelTimer(device))
     assert outcome.measured == []
-    assert outcome.left_out == {"do not fit": 1, "not offered by this GPU or torch": 1, "more than one kernel": 1}
+    assert outcome.skipped == {"do not fit": 1, "not offered by this GPU or torch": 1, "more than one kernel": 1}
 
 
 def test_burst_and_sustained_are_told_apart() -> None:

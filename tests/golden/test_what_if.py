@@ -114,4 +114,4 @@ def test_live_runs_agree_too(tmp_path: Path) -> None:
 def test_attention_that_leaves_another_layout_is_told(tmp_path: Path) -> None:
     job = read_job(live(tmp_path, "v100", "copied"))
     [told] = [caveat for caveat in what_if(job, gpu="a100").caveats if "another layout" in caveat]
-    assert told.startswith("2 attention calls of a step leave their result in another layout on a100")
+    assert told.startswith("On a100, 2 attention calls per step return a different memory layout")

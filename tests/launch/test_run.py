@@ -61,10 +61,10 @@ def test_steps(tmp_path: Path) -> None:
     default = maya("run", "--", "python", train, cwd=tmp_path)
     assert "step 2" in default.stdout
     assert "step 3" not in default.stdout.split("emulated")[0]
-    assert "3 steps, stopped" in default.stdout
+    assert "3 steps, then stopped as requested" in default.stdout
     everything = maya("run", "--steps", "all", "--", "python", train, cwd=tmp_path)
     assert "finished" in everything.stdout
-    assert "10 steps, completed" in everything.stdout
+    assert "10 steps, the program ran to its end" in everything.stdout
     wrong = maya("run", "--steps", "some", "--", "python", train, cwd=tmp_path)
     assert wrong.returncode == 2
     assert "--steps some" in wrong.stderr
@@ -133,7 +133,7 @@ def test_a_program_that_gives_up_has_not_come_to_its_end(tmp_path: Path) -> None
     text = "import argparse, torch\nx = torch.ones(8).cuda()\nargparse.ArgumentParser().parse_args()\n"
     done = maya("run", "--", "python", script(tmp_path, text), "--lr", "1", cwd=tmp_path)
     assert done.returncode == 2 and "unrecognized arguments" in done.stderr
-    assert "0 steps, failed" in done.stdout and "not known to fit" in done.stdout
+    assert "0 steps, then the program failed" in done.stdout and "not known to fit" in done.stdout
 
 
 def test_user_files_are_never_overwritten(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ for i in range(5):
     print("round", i + 1)
 """
     done = maya("run", "--steps", "2", "--", "python", script(tmp_path, text), cwd=tmp_path)
-    assert "2 steps, stopped" in done.stdout
+    assert "2 steps, then stopped as requested" in done.stdout
     assert "round 1" in done.stdout
     assert "round 2" not in done.stdout
 

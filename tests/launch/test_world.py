@@ -194,7 +194,7 @@ BROKEN = {
     "shapes differ on one stage": (SHAPES, "auto", ["message 1 from rank 1 to rank 2", "2,097,152 Float", "1,048,576 Float"]),
     "recv without send": (UNSENT, "auto", ["message 1 from rank 1 to rank 0", "is never sent", "rank 0: in recv from rank 1"]),
     "recv without send, and read": (UNSENT_AND_READ, "auto", ["is never sent", "rank 0: in recv from rank 1"]),
-    "a rank leaves early": (LEAVES_EARLY, "all", ["rank 2", "its program ended", "in all_reduce"]),
+    "a rank leaves early": (LEAVES_EARLY, "all", ["rank 2", "its program has ended", "in all_reduce"]),
     "groups in crossed order": (CROSSED, "all", ["rank 0", "rank 1", "all_reduce"]),
 }  # fmt: skip
 

@@ -112,7 +112,7 @@ def test_what_was_measured_comes_first(job: JobTrace):
 def test_the_command_lists_ops_and_how_they_are_known(folder: Path):
     shown = subprocess.run([*MAYA, "kernels", str(folder)], capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "COLUMNS": "160"})  # fmt: skip
     assert shown.returncode == 0, shown.stderr
-    for expected in ("addmm", "8192x1024", "all_reduce", "interpolated, gemm/a100", "Known by: "):
+    for expected in ("addmm", "8192x1024", "all_reduce", "interpolated, gemm/a100", "How well times are known: "):
         assert expected in shown.stdout
     other = subprocess.run([*MAYA, "kernels", str(folder), "--gpu", "b200", "--top", "12"], capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "COLUMNS": "160"})  # fmt: skip
     assert "gemm/b200" in other.stdout

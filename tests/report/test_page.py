@@ -197,7 +197,7 @@ def test_keys_do_what_the_mouse_does(opened: Open) -> None:
     wheel(browser, 0, 0, 0)
     assert shown_s(browser) < 0.5 * whole
     canvas.send_keys("0n")
-    assert "rank 0, default stream" in browser.find_element("id", "said").get_attribute("textContent")
+    assert "rank 0, default stream" in browser.find_element("id", "selected-work").get_attribute("textContent")
     first = text(browser, "#tip")
     canvas.send_keys("n")
     assert text(browser, "#tip") != first
@@ -211,7 +211,11 @@ def test_the_tooltip_says_what_ran(opened: Open) -> None:
         if said := text(browser, "#tip"):
             break
     assert re.match(r"(addmm|mm|relu|threshold_backward|sum|add|_foreach)", said), said
-    assert re.search(r"\d (µs|ms)", said) and "known: " in said and "rank 0, default stream" in said
+    assert (
+        re.search(r"\d (µs|ms)", said)
+        and re.search(r"time (inter|extra)polated, ", said)
+        and "rank 0, default stream" in said
+    )
     assert "4096x" in said or "tensors" in said
     hover(browser, "#memory-canvas", 600, 150)
     assert "allocated" in text(browser, "#tip") and "parameters" in text(browser, "#tip")
@@ -248,7 +252,7 @@ def test_out_of_memory_is_said_first(opened: Open) -> None:
     said = text(browser, "#out-of-memory")
     assert "Does not fit in memory" in said and wording.size(memory.out_of_memory_bytes) in said
     assert "✗ does not fit" in text(browser, ".card.memory")
-    assert "No optimizer step" in text(browser, "#no-step")
+    assert "did not complete an optimizer step" in text(browser, "#no-step")
     assert browser.find_element("id", "memory-canvas").is_displayed()
     assert not browser.find_elements("id", "timeline")
 
@@ -257,7 +261,7 @@ def test_hangs_are_said_first(opened: Open) -> None:
     browser = opened(hung())
     assert "This job would hang" in text(browser, ".alarm")
     assert "rank 1: in all_reduce (sum) of 2,048 Float" in text(browser, ".alarm pre")
-    assert "A job that hangs has none" in text(browser, "#no-step")
+    assert "The job would hang" in text(browser, "#no-step")
     assert browser.find_element("id", "memory-canvas").is_displayed()
 
 
@@ -298,6 +302,6 @@ def test_what_is_left_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     limited = timeline_data.timeline(replace(analysis))
     assert limited is not None and len(limited["ranks"]) == 1
     assert limited["limits"] == [
-        "the last step is shown", "1 of 2 emulated ranks are shown", "of each rank's work only the longest 50 pieces are shown",
+        "the last step is shown", "1 of 2 emulated ranks are shown", "only the longest 50 pieces of each rank's work are shown",
     ]  # fmt: skip
-    assert "only the longest 50 pieces are shown" in page(analysis, prediction)
+    assert "only the longest 50 pieces of each rank" in page(analysis, prediction)

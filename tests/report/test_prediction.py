@@ -174,7 +174,7 @@ def test_a_backward_allocation_has_the_line_of_its_forward() -> None:
 def test_other_hardware_is_predicted_from_the_same_trace(job: JobTrace) -> None:
     a100, h100, t4 = (predict(job, machine=cluster(gpu, 1)) for gpu in ("a100", "h100", "t4"))
     assert t4.time.compute_s > a100.time.compute_s > h100.time.compute_s
-    assert any("Recorded on a100, planned anew for h100" in caveat for caveat in h100.caveats)
+    assert any("The trace was recorded on a100 and replanned for h100" in caveat for caveat in h100.caveats)
 
 
 def test_a_smaller_gpu_fits_only_if_that_is_certain() -> None:

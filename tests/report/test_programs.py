@@ -163,7 +163,7 @@ def test_memory_that_runs_out_at_once() -> None:
     assert told.memory.fits is False
     assert told.memory.fullest.out_of_memory_step == 1
     assert "DOES NOT FIT" in str(told)
-    assert not any("give its cache back" in caveat for caveat in told.caveats)
+    assert not any("released its cache" in caveat for caveat in told.caveats)
 
 
 def test_names_that_look_like_markup_are_names() -> None:

@@ -59,7 +59,7 @@ def test_a_regression_against_the_baseline(folder: Path) -> None:
     better["jobs"]["mlp"]["step_time_s"] /= 1.05
     (folder / "better.json").write_text(json.dumps(better))
     code, told = check(folder, "--baseline", "better.json", "--max-regression", "3%")
-    assert code == 1 and "failed step time against the baseline" in told and "(+5.0%)" in told
+    assert code == 1 and "failed step time vs. baseline" in told and "(+5.0%)" in told
     assert check(folder, "--baseline", "better.json", "--max-regression", "6%")[0] == 0
 
 
@@ -107,13 +107,13 @@ def test_a_recorded_run(folder: Path, tmp_path: Path) -> None:
         done = runner.invoke(
             cli.app, ["check", "recorded", "--baseline", str(folder / "baseline.json"), "--max-regression", "0%"]
         )
-        assert done.exit_code == 0 and "the baseline does not have this job" in " ".join(done.output.split())
+        assert done.exit_code == 0 and "the baseline does not contain this job" in " ".join(done.output.split())
         prediction = read_prediction(tmp_path / "recorded" / "prediction.json")
         # The recipe's default is this very program: forked from a warm process or started, it predicts the same.
         baseline = json.loads((folder / "baseline.json").read_text())["jobs"]["mlp"]
         assert gate.Figures.of(prediction).model_dump() == baseline
         # Ranks that wait for one that ran out of memory do not make it a hang.
-        waits = prediction.model_copy(update={"hangs": ["rank 1 would wait for ever"]})
+        waits = prediction.model_copy(update={"hangs": ["rank 1 would wait forever"]})
         full = waits.model_copy(update={"memory": prediction.memory.model_copy(update={"fits": False})})
         assert (outcome_of(waits).status, outcome_of(full).status) == ("hangs", "out of memory")
         assert gate.judge("job", full, gate.Limits(), None).checks[0].found == "out of memory"
@@ -142,7 +142,7 @@ def test_a_baseline_has_no_figures_of_a_job_that_fails(folder: Path) -> None:
     kept["jobs"]["mlp"] = dict.fromkeys(kept["jobs"]["mlp"])  # as one without figures would be
     (folder / "empty.json").write_text(json.dumps(kept))
     _, told = check(folder, "--baseline", "empty.json", "--max-regression", "0%")
-    assert "the baseline does not have this job" in told
+    assert "the baseline does not contain this job" in told
 
 
 def test_a_baseline_keeps_what_it_has_of_other_jobs(folder: Path) -> None:
@@ -161,11 +161,11 @@ def test_text_stays_text_in_markdown() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["mlp.yaml"], "two of these jobs are called mlp"),
+        (["mlp.yaml"], "two of these jobs have the name mlp"),
         (["--max-memory", "lots"], "--max-memory lots: it must be a size"),
-        (["--baseline", "baseline.json"], "need each other"),
+        (["--baseline", "baseline.json"], "only work together"),
         (["--baseline", "none.json", "--max-regression", "3%"], "no baseline at none.json"),
-        (["--baseline", "mlp.yaml", "--max-regression", "3%"], "mlp.yaml is no baseline of Maya's"),
+        (["--baseline", "mlp.yaml", "--max-regression", "3%"], "mlp.yaml is not a baseline"),
         (["--junit", "mlp.yaml"], "mlp.yaml exists and was not written by Maya"),
     ],
 )

@@ -28,7 +28,7 @@ from maya_core.search import result
 from maya_core.search.executors import LocalExecutor
 from maya_core.search.pruning import Pruner
 from maya_core.search.recipe import read_recipe
-from maya_core.search.study import LEFT_OUT, Goal, Search
+from maya_core.search.study import SKIPPED, Goal, Search
 from maya_core.search.trial import Outcome, Task, close_worker, run_task, task_of
 
 pytestmark = pytest.mark.slow
@@ -157,15 +157,15 @@ def test_more_trials_than_there_are_configurations(tmp_path: Path) -> None:
     assert best.outcome.step_time_s == 3.0
 
 
-def test_what_surely_does_not_fit_is_left_out_and_counted(tmp_path: Path) -> None:
+def test_what_surely_does_not_fit_is_skipped_and_counted(tmp_path: Path) -> None:
     executor = Computed()
     found = search(job(tmp_path), tmp_path / "study", sampler="grid")
     found.run(20, executor)
     counts = found.counts()
-    left_out = [trial for trial in found.trials if trial.how == LEFT_OUT]
-    assert counts[LEFT_OUT] == len(left_out) > 0 and counts["emulated"] + len(left_out) == 20 == len(found.trials)
+    skipped = [trial for trial in found.trials if trial.how == SKIPPED]
+    assert counts[SKIPPED] == len(skipped) > 0 and counts["emulated"] + len(skipped) == 20 == len(found.trials)
     assert len(executor.asked) == counts["emulated"]
-    for trial in left_out:  # soundly: each of them would not have fitted
+    for trial in skipped:  # soundly: each of them would not have fitted
         task = found.make_task(trial.point)
         assert Computed.outcome(task).status == "out of memory"
     slower = MLP.replace("memory: falls}}", "memory: falls, time: rises}}")
@@ -194,7 +194,7 @@ def test_what_is_faster_need_not_be_cheaper(tmp_path: Path) -> None:
     text = text.replace("memory: rises}}", "memory: rises, time: rises}}").replace("rows\n", "micro\n")
     pruner = Pruner(job(tmp_path, text))
     fits = {"nodes": 2, "width": 64, "micro": 2**20, "recompute": "no"}
-    pruner.note_chosen(fits)
+    pruner.note_usable(fits)
     for other in ({"nodes": 1}, {"micro": 2**21}):
         assert pruner.slower(fits | other, alike=False) == fits
         assert pruner.slower(fits | other, alike=True) is None
@@ -209,17 +209,18 @@ def test_constraints_and_objectives(tmp_path: Path) -> None:
     outcome = Outcome(
         status="fits", step_time_s=1.0, tokens_per_s=1e6, usd_per_hour=36.0, used_bytes=95, capacity_bytes=100
     )
-    assert Goal(tokens=1e12, deadline_s=3600 * 24).broken(outcome) == "is not done by the deadline"
+    assert Goal(tokens=1e12, deadline_s=3600 * 24).broken(outcome) == "does not finish by the deadline"
     assert Goal(tokens=1e12, deadline_s=3600 * 300).broken(outcome) is None
     assert Goal(tokens=1e12, budget_usd=9_000).broken(outcome) == "costs more than the budget"
     assert Goal(tokens=1e12).training_usd(outcome) == pytest.approx(10_000)
-    assert Goal(memory_margin=0.1).broken(outcome) == "leaves 5.0% of memory free, not 10.0%"
+    assert Goal(memory_margin=0.1).broken(outcome) == "leaves only 5.0% of memory free instead of 10.0%"
     assert Goal(objective="tokens_per_dollar").values(outcome) == [pytest.approx(1e8)]
     assert Goal(objective="cost").values(outcome) is None
-    assert Goal(objective="cost").broken(outcome) == "its price is not known"
-    assert Goal(max_usd_per_1k_steps=5).broken(outcome) == "its price is not known"
+    assert Goal(objective="cost").broken(outcome) == "the price is not known"
+    assert Goal(max_usd_per_1k_steps=5).broken(outcome) == "the price is not known"
     assert (
-        Goal(samples=1e6).broken(outcome) == "its samples of a step are not known (give samples_per_step in the recipe)"
+        Goal(samples=1e6).broken(outcome)
+        == "the number of samples per step is not known (give samples_per_step in the recipe)"
     )
     unknown = Goal(objective="samples_per_dollar").broken(outcome)
     assert unknown is not None and "give samples_per_step in the recipe" in unknown
@@ -232,9 +233,9 @@ def test_a_study_is_of_one_search(tmp_path: Path) -> None:
         search(recipe, tmp_path / "study")
     first.run(1, Computed())
     first.close()
-    with pytest.raises(MayaError, match="begun with another plan"):
+    with pytest.raises(MayaError, match="started with another plan"):
         search(recipe, tmp_path / "study", seed=7)
-    with pytest.raises(MayaError, match="begun with another recipe"):
+    with pytest.raises(MayaError, match="started with another recipe"):
         search(job(tmp_path, MLP.replace("[64, 128]", "[64, 256]")), tmp_path / "study")
 
 
@@ -293,7 +294,7 @@ def test_the_command_killed_and_run_again(searched: tuple[Path, subprocess.Compl
     assert 4 <= len(before) < 9
     after = kept_in(folder / "study")
     assert after[: len(before)] == before and len(after) == 9
-    assert f"{len(before)} are known from before" in " ".join(done.stdout.split())
+    assert f"{len(before)} trials are already stored" in " ".join(done.stdout.split())
     # The whole of it, by a search that was never killed: the same trials, with the same figures.
     recipe = job(folder)
     whole = search(recipe, folder / "whole", sampler="random")
@@ -311,8 +312,8 @@ def test_the_command_killed_and_run_again(searched: tuple[Path, subprocess.Compl
 def test_what_it_tells(searched: tuple[Path, subprocess.CompletedProcess[str], list[Any]], temporary: Path) -> None:
     folder, done, _ = searched
     text = " ".join(done.stdout.split())
-    assert "3 knobs, 20 points, 20 of them possible and different" in text
-    assert "Launch the best one with:" in text and "mlp.py --batch" in text
+    assert "3 knobs, 20 points, of which 20 are possible and different" in text
+    assert "Launch the best configuration with:" in text and "mlp.py --batch" in text
     told = json.loads((folder / "study" / "result.json").read_text())
     best = min((one for one in told["trials"] if not one["broken"]), key=lambda one: one["outcome"]["step_time_s"])
     assert told["best"] == best["number"] and told["command"] in done.stdout
@@ -467,7 +468,7 @@ def test_a_study_is_of_one_price(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     own.write_text('[[prices]]\ngpu = "l4"\nprovider = "ours"\nusd_per_hour = 0.1\n')
     monkeypatch.setenv("MAYA_HARDWARE", str(own))
     assert task.pricing != before
-    with pytest.raises(MayaError, match="begun with another hardware, price or calibration"):
+    with pytest.raises(MayaError, match="started with another hardware, price or calibration"):
         search(recipe, tmp_path / "study")
 
 
@@ -490,12 +491,18 @@ def test_a_worker_that_is_killed_takes_no_trial_with_it(tmp_path: Path) -> None:
 def test_the_winner_against_the_default(tmp_path: Path) -> None:
     found = search(job(tmp_path), tmp_path / "study", sampler="grid")
     found.run(20, Computed())
-    assert result.saved(found) == "The default configuration is the best of them."
+    assert result.saved(found) == "The default configuration is the best one."
     assert [one.number for one in result.front(found.trials)] == [found.best()[0].number]
     worse = MLP.replace("default: {{micro: 4194304}}", "default: {{width: 128, micro: 1048576}}")
     for goal, said in (
-        (Goal(), "2.00 times as fast as the default, and 1,000 steps cost $1.67 instead of $3.33: 50% saved."),
-        (Goal(objective="samples_per_dollar"), "2.00 times the default's samples for a dollar: 50% saved."),
+        (
+            Goal(),
+            "The best configuration is 2.00 times as fast as the default, and 1,000 steps cost $1.67 instead of $3.33, which saves 50 %.",
+        ),
+        (
+            Goal(objective="samples_per_dollar"),
+            "The best configuration processes 2.00 times as many samples per dollar as the default, which saves 50 %.",
+        ),
     ):
         other = search(job(tmp_path, worse), tmp_path / goal.objective, goal, sampler="grid")
         other.run(20, Computed())
@@ -512,7 +519,7 @@ def test_the_winner_against_the_default(tmp_path: Path) -> None:
         (["--memory-margin", "5"], "--memory-margin 5: it must be a share, like '3%' or 0.03; 5 would be 500%"),
         (["--tokens", "many"], "--tokens many: it must be a number"),
         (["--executor", "slurm"], "there is no executor 'slurm'"),
-        (["--ray-address", "auto"], "--ray-address without --executor ray"),
+        (["--ray-address", "auto"], "--ray-address was given without --executor ray"),
     ],
 )
 def test_bad_use(

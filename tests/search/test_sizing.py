@@ -184,7 +184,7 @@ def test_files_of_shipped_recipes(name: str, tmp_path: Path) -> None:
     launch_files.write_files(job, job.default, tmp_path / "files")  # the same ones
     edited = (tmp_path / "files/job.slurm").read_text().replace("# Add what", "#SBATCH --partition=mine\n# Add what")
     (tmp_path / "files/job.slurm").write_text(edited)
-    with pytest.raises(MayaError, match=r"holds job\.slurm, which is not what would be written"):
+    with pytest.raises(MayaError, match=r"contains job\.slurm, which differs from what would be written"):
         launch_files.write_files(job, job.default, tmp_path / "files")
     assert (tmp_path / "files/job.slurm").read_text() == edited
 
@@ -251,7 +251,7 @@ def test_files_of_the_command_get_there(tmp_path: Path, monkeypatch: pytest.Monk
     ("words", "said"),
     [
         ([], "the length of the training is missing"),
-        (["--tokens", "1e9", "--nodes", "two"], "--nodes two: not numbers"),
+        (["--tokens", "1e9", "--nodes", "two"], "--nodes two: these are not numbers"),
         (["--tokens", "1e9", "--gpu", "h1000"], "h1000"),
         (["--tokens", "1e9", "--deadline", "soon"], "--deadline soon: it must be a time"),
     ],

@@ -176,7 +176,7 @@ def test_what_comes_after_the_last_common_step_is_left_out() -> None:
     assert hangs(job, {0: "stopped", 1: "completed"}) == []
     assert len(collate([a.trace("stopped"), b.trace()]).ranks[1].events) == 2
     # A rank that ended by itself makes no more calls, so the other one waits.
-    assert "never made by rank 0" in the_hang(job, {0: "completed", 1: "stopped"})
+    assert "rank 0 never makes call 2" in the_hang(job, {0: "completed", 1: "stopped"})
     assert "rank 0 failed, and rank 1 would wait" in the_hang(job, {0: "failed", 1: "stopped"})
 
 
@@ -248,7 +248,7 @@ def test_another_op_at_the_same_call() -> None:
         one.call("all_reduce", 4096, reduction="sum")
     assert the_hang(job) == "\n".join(
         [
-            "This job would hang: in call 2 on nccl communicator world (8 ranks: 0-7) the ranks do not agree",
+            "This job would hang: the ranks disagree in call 2 on nccl communicator world (8 ranks: 0-7)",
             "  ranks 0-2, 4-7: in all_reduce (sum) of 4,096 Float (16.0 KiB)",
             "    train.py:1 in main",
             "  rank 3: in broadcast from rank 0 of 4,096 BFloat16 (8.0 KiB)",
@@ -269,16 +269,16 @@ def test_another_op_at_the_same_call() -> None:
         ({"op": "reduce_scatter_tensor", "out": 512}, {"op": "reduce_scatter_tensor", "elements": 8, "out": 4}, "of 8"),
         ({"op": "gather", "peer": 0, "out": 2048}, {"op": "gather", "peer": 0, "elements": 9, "out": 0}, "of 9 Float"),
         ({"op": "scatter", "peer": 0, "elements": 8, "out": 4}, {"op": "scatter", "peer": 0, "elements": 0, "out": 3}, "of 3"),
-        ({"op": "all_to_all"}, {"op": "all_to_all", "elements": 512}, "rank 0 gives rank 1 512 elements, which expects 256"),
+        ({"op": "all_to_all"}, {"op": "all_to_all", "elements": 512}, "rank 0 sends 512 elements to rank 1, which expects 256"),
         (
             {"op": "all_to_all", "elements": 7, "out": 6, "splits_in": (3, 4), "splits_out": (3, 3)},
             {"op": "all_to_all", "elements": 5, "out": 5, "splits_in": (3, 2), "splits_out": (3, 2)},
-            "rank 0 gives rank 1 4 elements, which expects 3",
+            "rank 0 sends 4 elements to rank 1, which expects 3",
         ),
         (
             {"op": "all_gather", "elements": 3, "out": 5, "splits_out": (3, 2)},
             {"op": "all_gather", "elements": 4, "out": 7, "splits_out": (3, 4)},
-            "rank 1 gives rank 0 4 elements, which expects 2",
+            "rank 1 sends 4 elements to rank 0, which expects 2",
         ),
     ],
 )  # fmt: skip
@@ -287,7 +287,9 @@ def test_the_same_op_on_other_terms(one: dict[str, Any], other: dict[str, Any], 
     job[0].call(**one)
     job[1].call(**other)
     text = the_hang(job)
-    assert text.startswith("This job would hang or go on with wrong data: in call 1 on nccl communicator world")
+    assert text.startswith(
+        "This job would hang or continue with wrong data: the ranks disagree in call 1 on nccl communicator world"
+    )
     assert words in text
 
 
@@ -319,7 +321,7 @@ def test_sizes_that_were_assumed_are_not_held_against_another_rank() -> None:
     job = ranks(2)
     job[0].call("all_to_all", 7, out=6, splits_in=(3, 4), splits_out=(3, 3))
     job[1].call("all_to_all", 5, out=5, splits_in=(3, 2), splits_out=(3, 2))
-    assert "rank 0 gives rank 1 4 elements, which expects 3" in the_hang(job)
+    assert "rank 0 sends 4 elements to rank 1, which expects 3" in the_hang(job)
     job[1].assumed = [0]
     assert hangs(job) == []
 
@@ -332,10 +334,10 @@ def test_a_rank_that_stops_calling() -> None:
             one.call("all_reduce", 2**20)
     assert the_hang(job) == "\n".join(
         [
-            "This job would hang: call 2 on nccl communicator world (4 ranks: 0-3) is never made by rank 2",
+            "This job would hang: rank 2 never makes call 2 on nccl communicator world (4 ranks: 0-3)",
             "  ranks 0-1, 3: in all_reduce of 1,048,576 Float (4.0 MiB)",
             "    train.py:1 in main",
-            "  rank 2: its program ended, last in all_reduce of 1,024 Float (4.0 KiB) on nccl communicator world (4 ranks: 0-3)",
+            "  rank 2: its program has ended; its last collective call was all_reduce of 1,024 Float (4.0 KiB) on nccl communicator world (4 ranks: 0-3)",
             "    train.py:0 in main",
         ]
     )
@@ -344,7 +346,7 @@ def test_a_rank_that_stops_calling() -> None:
 def test_a_rank_that_never_calls() -> None:
     a, _ = job = ranks(2)
     a.call("barrier")
-    assert "rank 1: its program ended, without a collective call" in the_hang(job)
+    assert "rank 1: its program has ended without a collective call" in the_hang(job)
 
 
 def test_a_rank_that_failed_is_named_as_the_cause_once() -> None:
@@ -355,9 +357,9 @@ def test_a_rank_that_failed_is_named_as_the_cause_once() -> None:
             one.call("all_reduce", 64)
             one.call("barrier", group=("gloo", "world"))
     text = the_hang(job, {2: "failed"})
-    assert text.startswith("This job would hang: rank 2 failed, and ranks 0-1 would wait for ever\n")
+    assert text.startswith("This job would hang: rank 2 failed, and ranks 0-1 would wait forever\n")
     assert "ranks 0-1: in all_reduce of 64 Float (256 B), call 2 on nccl communicator world (3 ranks: 0-2)" in text
-    assert "rank 2: failed (see its own error), last in all_reduce of 1,024 Float" in text
+    assert "rank 2: failed (see its own error); its last collective call was all_reduce of 1,024 Float" in text
     assert "barrier" not in text
 
 
@@ -376,7 +378,7 @@ def test_a_send_nobody_receives_and_a_receive_nobody_sends() -> None:
     assert "is never received" in text and "in send to rank 1 of 2,097,152 Float (8.0 MiB)" in text
     a, b = job = ranks(2)
     a.call("send", peer=1)
-    assert the_hang(job).startswith("This job would hang or go on with wrong data")  # NCCL buffers it
+    assert the_hang(job).startswith("This job would hang or continue with wrong data")  # NCCL buffers it
     a, b = job = ranks(2)
     b.call("recv", peer=0)
     assert the_hang(job).startswith("This job would hang: message 1 from rank 0 to rank 1")
@@ -387,7 +389,7 @@ def test_a_message_of_another_size() -> None:
     a, b = job = ranks(2)
     a.call("send", 100, peer=1)
     b.call("recv", 50, peer=0)
-    assert "message 1 from rank 0 to rank 1 on nccl communicator world (2 ranks: 0-1) the ranks do not agree" in (
+    assert "the ranks disagree in message 1 from rank 0 to rank 1 on nccl communicator world (2 ranks: 0-1)" in (
         the_hang(job)
     )
     b.calls[0] = replace(b.calls[0], elements_in=100, elements_out=100, dtype="Half")
@@ -410,7 +412,7 @@ def test_two_communicators_in_opposite_order() -> None:
     text = the_hang(both_ways(one, other))
     assert text == "\n".join(
         [
-            "This job would hang: every call has its match, but ranks wait for one another in a circle",
+            "This job would hang: every call has a match, but the ranks wait for each other in a cycle",
             "  rank 0: in all_reduce of 1,024 Float (4.0 KiB), call 1 on nccl communicator one (2 ranks: 0-1), waiting for rank 1",
             "    train.py:0 in main",
             "  rank 1: in all_reduce of 1,024 Float (4.0 KiB), call 1 on nccl communicator other (2 ranks: 0-1), waiting for rank 0",
@@ -418,7 +420,7 @@ def test_two_communicators_in_opposite_order() -> None:
         ]
     )
     assert hangs(both_ways(one | {"stream": MAIN}, other | {"stream": SIDE})) == []
-    assert "in a circle" in the_hang(both_ways({"group": ("gloo", "one")}, {"group": ("gloo", "other")}))
+    assert "in a cycle" in the_hang(both_ways({"group": ("gloo", "one")}, {"group": ("gloo", "other")}))
 
 
 @pytest.mark.parametrize("wait", ["none", "event wait", "event sync", "stream sync", "device sync", "another event"])

@@ -1,1 +1,1 @@
-"""What the report page is made of: the template, its style and scripts, and the data of its two charts."""
+"""The parts of the report page: the template, its style and scripts, and the data of its two charts."""

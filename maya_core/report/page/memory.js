@@ -121,7 +121,7 @@ function memoryChart(devices) {
     context.setLineDash([]);
     context.lineWidth = 1;
     context.textAlign = px > width / 2 ? "right" : "left";
-    context.fillText(`asks for ${kib(chart.asked)}`, px + (px > width / 2 ? -8 : 8), y(Math.min(base + chart.asked / 2, limit * 0.8)));
+    context.fillText(`requests ${kib(chart.asked)}`, px + (px > width / 2 ? -8 : 8), y(Math.min(base + chart.asked / 2, limit * 0.8)));
     context.textAlign = "left";
   }
 

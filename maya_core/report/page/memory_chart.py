@@ -1,4 +1,4 @@
-"""The memory chart's data: what each GPU held over the run by category, thinned to what a chart can show."""
+"""The data of the memory chart: the memory of each GPU over the run by category, reduced to what a chart can show."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from maya_core.trace.memory_peaks import CATEGORIES, allocated, blocks, reserved
 from maya_core.trace.schema import EventKind
 
 MOST_DEVICES = 8
-STRETCHES = 600  # of the run; of each the least and the most are kept
+STRETCHES = 600  # intervals of the run; the lowest and the highest value of each are kept
 KIB = 1024
 
 
 def shown(memory: Memory) -> list[DeviceMemory]:
-    """The GPUs that are drawn: the most fullest first, then by rank."""
+    """The GPUs that are drawn: the fullest one first, then the others by rank."""
     fullest = memory.fullest
     if fullest is None:
         return []
@@ -34,15 +34,15 @@ def curves(analysis: Analysis, memory: Memory) -> list[dict[str, Any]]:
 
 def _curve(analysis: Analysis, one: DeviceMemory) -> dict[str, Any]:
     trace = analysis.job.ranks[one.rank]
-    played = analysis.timeline.ranks.get(one.rank) if analysis.timeline is not None else None
-    at = _moments(len(trace.events), played)
+    timeline = analysis.timeline.ranks.get(one.rank) if analysis.timeline is not None else None
+    at = _moments(len(trace.events), timeline)
     used = allocated(trace, one.device)
     places = _thinned(at, used, int(np.argmax(used)))
     steps = np.flatnonzero(trace.events["kind"] == EventKind.STEP_END)
     return {
         "rank": one.rank,
         "device": one.device,
-        "timed": played is not None,
+        "timed": timeline is not None,
         "at": at[places].round(9).tolist(),
         "categories": {
             name: packed(values, "<u4") for name, values in _by_category(analysis, one, places) if values.any()
@@ -57,21 +57,21 @@ def _curve(analysis: Analysis, one: DeviceMemory) -> dict[str, Any]:
     }
 
 
-def _moments(events: int, played: RankTimeline | None) -> np.ndarray:
-    """When the GPU came to the work that each event was for; in a job that has no clock, their order.
+def _moments(events: int, timeline: RankTimeline | None) -> np.ndarray:
+    """When the GPU reached the work that each event belongs to; for a job without a timeline, the order of events.
 
-    The allocator is ahead of the GPU, as the host is. Put on the host's time, a step would be a spike before a long wait.
+    The host allocates ahead of the GPU. In the host's time, a step would be a spike followed by a long wait.
     """
-    work = played.on_device() if played is not None else np.zeros(0, np.int64)
-    work = work[played.kind[work] != WorkKind.MEET] if played is not None else work
-    if played is None or not len(work):
+    work = timeline.on_device() if timeline is not None else np.zeros(0, np.int64)
+    work = work[timeline.kind[work] != WorkKind.MEET] if timeline is not None else work
+    if timeline is None or not len(work):
         return np.arange(events, dtype=float)
-    next_work = np.minimum(np.searchsorted(played.event[work], np.arange(events)), len(work) - 1)
-    return np.maximum.accumulate(played.began[work])[next_work]
+    next_work = np.minimum(np.searchsorted(timeline.event[work], np.arange(events)), len(work) - 1)
+    return np.maximum.accumulate(timeline.began[work])[next_work]
 
 
 def _thinned(at: np.ndarray, used: np.ndarray, peak: int) -> np.ndarray:
-    """Events to draw: of each stretch of time the one with least memory and the one with most; and the peak."""
+    """The events to draw: the ones with the least and the most memory of each interval, and the peak."""
     if len(at) <= 2 * STRETCHES:
         return np.arange(len(at))
     span = float(at[-1] - at[0]) or 1.0
@@ -83,7 +83,7 @@ def _thinned(at: np.ndarray, used: np.ndarray, peak: int) -> np.ndarray:
 
 
 def _by_category(analysis: Analysis, one: DeviceMemory, places: np.ndarray) -> list[tuple[str, np.ndarray]]:
-    """KiB of each category after these events."""
+    """The KiB of each category after each of these events."""
     every = blocks(analysis.job.ranks[one.rank], one.device)
     found = []
     for number, name in enumerate(CATEGORIES):

@@ -1,5 +1,5 @@
 "use strict";
-// What both charts use: the page's data, its colours, numbers in words, and the tooltip. Names of the program are only ever text.
+// Used by both charts: the page's data, colours, number formats, and the tooltip. Names from the program are only set as text.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 
@@ -31,7 +31,7 @@ function seconds(value) {
   return value ? Math.round(value * 1e9) + " ns" : "0 s";
 }
 
-// To tell apart moments that lie `apart` from one another: 600.25 ms
+// A time with enough digits to distinguish moments that are `apart` seconds apart: 600.25 ms
 function moment(value, apart) {
   const [unit, scale] = Math.abs(value) >= 0.9995 ? ["s", 1] : Math.abs(value) >= 0.9995e-3 ? ["ms", 1e3] : ["µs", 1e6];
   return value ? `${(value * scale).toFixed(Math.max(0, Math.ceil(-Math.log10(apart * scale) - 1e-9)))} ${unit}` : "0 s";
@@ -41,7 +41,7 @@ function kib(value) {
   return value >= 1048576 ? digits(value / 1048576) + " GiB" : value >= 1024 ? digits(value / 1024) + " MiB" : value + " KiB";
 }
 
-// Round numbers that cut a stretch into about `parts`.
+// Round numbers that divide a range into about `parts` parts.
 function ticks(from, to, parts) {
   const rough = (to - from) / parts;
   const power = 10 ** Math.floor(Math.log10(rough));

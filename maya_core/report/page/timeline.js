@@ -1,4 +1,4 @@
-// The timeline: a row for each rank's host and each of its streams. Spans of a row do not overlap and are sorted.
+// The timeline: one row for the host of each rank, and one for each stream. The spans of a row are sorted and do not overlap.
 
 const PHASES = ["forward", "backward", "recomputation", "optimizer"];
 const GUTTER = 196, ROW = 17, HOST_ROW = 10, HEAD = 20, AXIS = 24, WAITS = 4;
@@ -32,7 +32,7 @@ function timelineChart(data) {
   let top = AXIS;
   for (const row of rows) { row.top = top; top += row.height; }
 
-  // The host's row: from one thing issued to the next, and where it waits.
+  // The row of the host: the time between one issued item and the next, and where it waits.
   function issue(host, streams, syncs) {
     const all = [];
     for (const stream of streams)
@@ -121,7 +121,7 @@ function timelineChart(data) {
     return row.how[i] & WAITS ? pattern : colour(data.whats[row.what[i]][2]);
   }
 
-  // Spans narrower than a pixel are put together: the pixel gets the colour of most of them, as strong as they fill it.
+  // Spans narrower than a pixel are combined: the pixel gets the colour that fills most of it, as opaque as they fill it.
   function spans(context, row, width, pattern) {
     const y = row.top + 1.5, tall = row.height - 3, perTick = (width - GUTTER) / (view[1] - view[0]);
     let pixel = -1, shares = new Map();
@@ -170,10 +170,10 @@ function timelineChart(data) {
     context.setLineDash([]);
   }
 
-  // A host that is so far ahead that nothing of it is in sight.
+  // The host is so far ahead that none of its work is in the window.
   function ahead(context, row) {
     context.fillStyle = colour("dim");
-    context.fillText(`← all issued ${seconds((view[0] - row.end[row.end.length - 1]) * tick)} before`, GUTTER + 5, row.top + row.height / 2);
+    context.fillText(`← everything was issued ${seconds((view[0] - row.end[row.end.length - 1]) * tick)} before`, GUTTER + 5, row.top + row.height / 2);
   }
 
   function outline(context, width) {
@@ -185,7 +185,7 @@ function timelineChart(data) {
     context.lineWidth = 1;
   }
 
-  // What is under the pointer: the span there, or the nearest within three pixels.
+  // The span under the pointer, or the nearest one within three pixels.
   function under(x, y) {
     const width = canvas.clientWidth;
     const row = rows.find((each) => each.start && y >= each.top && y < each.top + each.height);
@@ -208,17 +208,17 @@ function timelineChart(data) {
       if (!stream) return [["title", `host ${text}`], ["figure", seconds((row.end[span] - row.start[span]) * tick)], ["", `rank ${row.rank}`]];
       const later = (stream.start[i] - stream.issued[i]) * tick;
       return [
-        ["title", `host issues ${data.whats[stream.what[i]][0]}`], ["figure", `${seconds((row.end[span] - row.start[span]) * tick)}, and it begins ${seconds(Math.max(0, later))} later`],
+        ["title", `host issues ${data.whats[stream.what[i]][0]}`], ["figure", `${seconds((row.end[span] - row.start[span]) * tick)}; it starts ${seconds(Math.max(0, later))} later`],
         ["", data.modules[stream.module[i]]], ["", `rank ${row.rank}, for ${stream.name}`],
       ];
     }
     const [name, detail, family, alone, surely, profile] = data.whats[row.what[span]];
     const took = (row.end[span] - row.start[span]) * tick, how = row.how[span], waits = how & WAITS;
     const lines = [["title", name + (waits ? (family === "communication" ? ": waits for other ranks" : ": waits for the copy engine") : "")], ["figure", seconds(took)]];
-    if (!waits && took > alone * 1.02e-9 + 3e-6) lines[1][1] += `, alone ${seconds(alone * 1e-9)}`;
+    if (!waits && took > alone * 1.02e-9 + 3e-6) lines[1][1] += `, ${seconds(alone * 1e-9)} if it ran alone`;
     return [
       ...lines, ["", detail], ["", data.modules[row.module[span]]], ["", `${PHASES[how & 3]}, ${data.families[family] || family}`],
-      ["", `known: ${surely}, ${profile}`], ["", `rank ${row.rank}, ${row.name}${row.note ? ", " + row.note : ""}`],
+      ["", `time ${surely}, ${profile}`], ["", `rank ${row.rank}, ${row.name}${row.note ? ", " + row.note : ""}`],
     ];
   }
 
@@ -244,7 +244,7 @@ function timelineChart(data) {
   const valueAt = (x) => view[0] + (Math.max(x, GUTTER) - GUTTER) / (canvas.clientWidth - GUTTER) * (view[1] - view[0]);
 
   canvas.addEventListener("wheel", (event) => {
-    // All of it is shown already: the wheel is the page's.
+    // Everything is shown already, so the wheel scrolls the page.
     if (event.deltaY > 0 && view[1] - view[0] >= home[1] - home[0]) return;
     event.preventDefault();
     if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
@@ -285,7 +285,7 @@ function timelineChart(data) {
     if (middle < view[0] || middle > view[1]) look(middle - size / 2, middle + size / 2); else request();
     const place = canvas.getBoundingClientRect(), lines = described(chosen);
     showTip(lines, place.left + Math.max(GUTTER, Math.min(canvas.clientWidth, at(middle, canvas.clientWidth))), place.top + row.top + row.height);
-    document.getElementById("said").textContent = lines.map((line) => line[1]).filter(Boolean).join(", ");
+    document.getElementById("selected-work").textContent = lines.map((line) => line[1]).filter(Boolean).join(", ");
   }
 
   function step(by) {

@@ -1,7 +1,7 @@
-"""The timeline's data: what ran when on each stream of some ranks in the last steady steps, packed for the page.
+"""The data of the timeline chart: what ran when on each stream in the last steady steps, packed for the page.
 
-Times are whole ticks from an origin, in little-endian arrays as base64. A collective is two spans: the part that waits for
-others, and the part that moves data. How much may be embedded is limited here, and `limits` says what was left out.
+Times are whole ticks from an origin, as little-endian arrays in base64. A collective consists of two spans: waiting for other
+ranks, and moving data. This module limits how much is embedded; `limits` describes what is not shown.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from maya_core.trace.schema import EventKind
 MOST_RANKS = 8
 MOST_SPANS = 100_000
 STEPS = 2
-WAITS = 4  # in a span's `how`, beside its phase
+WAITS = 4  # a flag in the `how` of a span, next to its phase
 SYNCS = {
     WorkKind.HOST_EVENT: "waits for an event",
     WorkKind.HOST_LANE: "waits for a stream",
     WorkKind.HOST_DEVICE: "waits for the GPU",
-    WorkKind.HOST_MEET: "waits for a collective of host data",
+    WorkKind.HOST_MEET: "waits for a collective on host data",
 }
 _TICKS = 2**32 - 1
 
@@ -41,7 +41,7 @@ def packed(values: np.ndarray, dtype: str) -> str:
 
 
 def spread(items: Sequence[int], most: int) -> list[int]:
-    """At most so many of them, first and last included."""
+    """At most `most` of the items, evenly spread, including the first and the last."""
     if len(items) <= most:
         return list(items)
     return [items[place] for place in np.linspace(0, len(items) - 1, most).round().astype(int)]
@@ -49,7 +49,7 @@ def spread(items: Sequence[int], most: int) -> list[int]:
 
 @dataclass
 class _Names:
-    """Names by number, each once."""
+    """Assigns a number to each distinct name."""
 
     numbers: dict[Any, int] = field(default_factory=dict)
 
@@ -59,7 +59,7 @@ class _Names:
 
 @dataclass(frozen=True)
 class _Spans:
-    """A rank's work on its GPUs in the window."""
+    """The work of a rank on its GPUs in the shown window."""
 
     lane: np.ndarray
     start: np.ndarray
@@ -77,7 +77,7 @@ class _Spans:
 
 
 def timeline(analysis: Analysis) -> dict[str, Any] | None:
-    """None if no step came to its end."""
+    """The data of the chart; None if no step was completed."""
     played = analysis.timeline
     if played is None or not analysis.steps:
         return None
@@ -95,7 +95,7 @@ def timeline(analysis: Analysis) -> dict[str, Any] | None:
             break
     if sum(map(len, found.values())) > MOST_SPANS:
         each = MOST_SPANS // len(ranks)
-        limits.append(f"of each rank's work only the longest {each:,} pieces are shown")
+        limits.append(f"only the longest {each:,} pieces of each rank's work are shown")
         found = {rank: spans.longest(each) for rank, spans in found.items()}
     if steps < analysis.steps:
         limits.insert(0, f"{'the last step is' if steps == 1 else f'the last {steps} steps are'} shown")
@@ -133,7 +133,7 @@ class _Clock:
 
 
 def _spans(rank: RankTimeline, start: float, end: float) -> _Spans:
-    """What a rank's streams did in the window; a meeting's wait and its move one after the other."""
+    """What the streams of a rank did in the window. A collective becomes a waiting span and a moving span."""
     here = np.flatnonzero(
         (rank.kind <= WorkKind.MEET) & (rank.over > start) & (rank.began < end) & (rank.over > rank.began)
     )
@@ -178,7 +178,7 @@ def _rank(
 def _numbered(
     analysis: Analysis, rank: int, events: np.ndarray, modules: _Names, whats: _Names
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Each event's number among `whats`, and its module's among `modules`."""
+    """The number of each event in `whats`, and of its module in `modules`."""
     trace, priced = analysis.job.ranks[rank], analysis.durations[rank]
     called = events["kind"] == EventKind.COLLECTIVE
     what = np.zeros(len(events), np.int64)
@@ -215,7 +215,7 @@ def _call(trace: RankTrace, subject: int) -> tuple[str, str]:
 
 
 def _named(trace: RankTrace, lane: int, events: np.ndarray) -> dict[str, Any]:
-    """A stream by its number, and by what it is for where that is one thing."""
+    """The name of a stream, and the ranks of its communicator if it only runs collectives."""
     device, stream = trace.streams[lane]
     gpu = f"GPU {device}, " if len({device for device, _ in trace.streams}) > 1 else ""
     called = events["kind"] == EventKind.COLLECTIVE
@@ -228,7 +228,7 @@ def _named(trace: RankTrace, lane: int, events: np.ndarray) -> dict[str, Any]:
 
 
 def _syncs(analysis: Analysis, rank: int, clock: _Clock) -> list[list[Any]]:
-    """When the host waited, until it issued its next item."""
+    """When the host waited: from a synchronization to its next item."""
     assert analysis.timeline is not None
     items = analysis.timeline.ranks[rank]
     places = np.flatnonzero(np.isin(items.kind[:-1], list(SYNCS)))

@@ -101,7 +101,7 @@ def test_a_callback_made_first(tmp_path: Path, capsys: pytest.CaptureFixture[str
     trainer.save_model()
     assert trainer.evaluate() == {}
     assert "maya: trainer.save_model is skipped" in capsys.readouterr().err
-    with pytest.raises(maya_core.MayaError, match="has been emulated"):
+    with pytest.raises(maya_core.MayaError, match="this Trainer was emulated"):
         trainer.train()
     assert not (tmp_path / "results").exists()
     for name, value in network.state_dict().items():
@@ -165,7 +165,7 @@ def test_bad_use_gets_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     PluginSession.current.drop()
     late = Trainer(model(), arguments(tmp_path, save_strategy="no"), train_dataset=Tokens())
     late.add_callback(maya := MayaCallback())
-    with pytest.raises(maya_core.MayaError, match="made before the emulation began"):
+    with pytest.raises(maya_core.MayaError, match="created before the emulation started"):
         late.train()
     with pytest.raises(maya_core.MayaError, match="no prediction yet"):
         _ = maya.prediction
@@ -211,7 +211,7 @@ def test_flash_attention_stands_in(tmp_path: Path, capsys: pytest.CaptureFixture
     """Of 128 tokens in sequences of 64, 32, 16 and 16, flash attention looks at 64*64 + 32*32 + 2*16*16 pairs: as many as in three
     sequences of 43 (2.91 of equal length, to be exact). What does not know of sequences looks at 128*128."""
     flash = packed_attention("flash_attention_2", tmp_path)
-    assert "maya: under emulation flash_attention_2 is PyTorch's own" in capsys.readouterr().err
+    assert "maya: under emulation flash_attention_2 is replaced by PyTorch's own" in capsys.readouterr().err
     full = packed_attention("sdpa", tmp_path)
     layers, width, passes = 2, 64, 3  # backward twice the forward
     fewer = passes * layers * 4 * width * (128 * 128 - 3 * 43 * 43)

@@ -30,7 +30,7 @@ def test_how_to_emulate_is_not_said_without_emulating(capsys: pytest.CaptureFixt
     add_flags(patches, launch)
     try:
         args = launch.launch_command_parser().parse_args(["--emulate_gpu", "h200", "train.py"])
-        with pytest.raises(SystemExit, match="--emulate-gpu without --emulate"):
+        with pytest.raises(SystemExit, match="--emulate-gpu needs --emulate"):
             launch.launch_command(args)
     finally:
         patches.undo()

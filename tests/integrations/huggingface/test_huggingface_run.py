@@ -25,7 +25,7 @@ def test_one_job_in_four_ways(tmp_path: Path) -> None:
     assert torchrun["throughput"]["samples_per_step"] == 48
     assert torchrun["throughput"]["tokens_per_step"] == 48 * 64
     assert torchrun["throughput"]["steps_per_epoch"] == 4096 // 48
-    assert "maya: 8 GPUs and one process: emulated as 8 ranks of DistributedDataParallel" in bare["output"]
+    assert "maya: one process sees 8 GPUs: emulating 8 ranks of DistributedDataParallel" in bare["output"]
     assert "and not as nn.DataParallel" not in torchrun["output"]
     for line in ("evaluation is skipped", "checkpoints are not written"):
         assert torchrun["output"].count(f"maya: under emulation {line}") == 1
@@ -118,5 +118,5 @@ def test_the_example(tmp_path: Path) -> None:
     assert (found["world"]["size"], found["trace"]["steps"]) == (8, 3)
     assert 8 * 4 * 450 < found["throughput"]["tokens_per_step"] <= 8 * 4 * 512
     assert 8 * 4 < found["throughput"]["samples_per_step"] < 8 * 4 * 10
-    assert "Triton kernels of trl.kernels.chunked_logprob are taken as one pass" in found["output"]
+    assert "Triton kernels of trl.kernels.chunked_logprob are each assumed to be one pass" in found["output"]
     assert not (tmp_path / "sft").exists()

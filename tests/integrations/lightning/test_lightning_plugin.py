@@ -156,7 +156,9 @@ def test_one_gpu_by_default(capfd: pytest.CaptureFixture[str]) -> None:
     trainer.fit(net(lightning.pytorch), loader())
     assert emulator.prediction.world.size == 1
     assert emulator.prediction.communication == []
-    assert "1 node of 1 x h100, the default GPU, as devices='auto' and num_nodes=1 ask for" in capfd.readouterr().err
+    assert (
+        "1 node of 1 x h100, the default GPU, as requested by devices='auto' and num_nodes=1" in capfd.readouterr().err
+    )
 
 
 def test_precision_and_sharding_show_in_memory() -> None:
@@ -338,7 +340,7 @@ def test_a_training_without_an_emulation_has_lightnings_own_rules() -> None:
         (lambda: {"plugins": [MayaEmulator()], "accelerator": "cpu"}, "accelerator='cpu'"),
         (
             lambda: {"strategy": DDPStrategy(cluster_environment=LightningEnvironment()), "plugins": [MayaEmulator()]},
-            "DDPStrategy carries a cluster environment of its own, LightningEnvironment",
+            "DDPStrategy already has a cluster environment, LightningEnvironment",
         ),
     ],
 )
@@ -350,7 +352,7 @@ def test_bad_use(arguments: Any, sentence: str) -> None:
 def test_an_emulator_is_for_one_trainer() -> None:
     emulator = fit()
     trainer = lightning.pytorch.Trainer(max_epochs=1, plugins=[emulator], logger=False, enable_checkpointing=False)
-    with pytest.raises(MayaError, match="over before the Trainer was made"):
+    with pytest.raises(MayaError, match="had already ended when the Trainer was created"):
         trainer.fit(net(lightning.pytorch), loader())
     with pytest.raises(MayaError, match="no prediction yet"):
         MayaEmulator().prediction  # noqa: B018
