@@ -19,7 +19,7 @@ from maya_core.report.prediction_file import read_prediction
 from maya_core.report.terminal import render
 
 WIDTH = 118  # columns
-LINES = 30  # the rest of the output is tables
+LINES = 33  # the rest of the output is tables
 
 
 def main(source: str, target: str) -> None:
