@@ -4,8 +4,8 @@
 # make bench    speed figures      make format rewrites the sources in the project's style
 # make accuracy DATA=folder   errors on measurements: kernels (docs/predictor.md) and whole training runs (docs/accuracy.md)
 # make accuracy-megatron MEGATRON=folder   memory against what Megatron-LM's own CI measured (docs/megatron.md)
-# make profiles DATA=folder   fits the predictor's profiles anew
-# make golden   emulates and prices the programs of tests/golden anew, where predictions are meant to change
+# make profiles DATA=folder   fits the predictor's profiles again
+# make golden   records and prices the programs of tests/golden again, when predictions change on purpose
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
