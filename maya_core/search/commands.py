@@ -58,14 +58,16 @@ RayOption = Annotated[
 ExecutorOption = Annotated[str, typer.Option(help="Where trials run: 'local', or 'ray' for an existing Ray cluster.")]
 
 
-def number(text: str | None, read: Callable[[str], float], option: str) -> float | None:
+def number(text: str | None, read: Callable[[object], object], option: str) -> float | None:
     """The value of an option that people write with a unit, such as 72h or 1e12."""
     if text is None:
         return None
     try:
-        return float(read(text))
+        value = read(text)
     except ValueError as error:
         raise MayaError(f"{option} {text}: it {error}.") from error
+    assert isinstance(value, int | float)
+    return float(value)
 
 
 def executor_of(name: str, workers: int | None, address: str | None) -> Executor:

@@ -156,7 +156,9 @@ def test_one_gpu_by_default(capfd: pytest.CaptureFixture[str]) -> None:
     trainer.fit(net(lightning.pytorch), loader())
     assert emulator.prediction.world.size == 1
     assert emulator.prediction.communication == []
-    assert "1 node of 1 x h100, the default GPU, as requested by devices='auto' and num_nodes=1" in capfd.readouterr().err
+    assert (
+        "1 node of 1 x h100, the default GPU, as requested by devices='auto' and num_nodes=1" in capfd.readouterr().err
+    )
 
 
 def test_precision_and_sharding_show_in_memory() -> None:
