@@ -12,7 +12,7 @@ import difflib
 import inspect
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self, get_args
@@ -192,7 +192,7 @@ class Request(ClusterOptions, EmulationOptions, PredictionOptions, FileOptions):
         trackers = tracker_options()
         for name in options:
             if name not in fields and name not in trackers:
-                raise _unknown_option(name, {*fields, *trackers})
+                raise unknown_option(name, {*fields, *trackers})
         own = {name: value for name, value in options.items() if name in fields}
         tracking = {name: value for name, value in options.items() if name in trackers}
         try:
@@ -273,7 +273,7 @@ def limits_of(field: FieldInfo) -> tuple[float | None, float | None]:
     return least, most  # type: ignore[return-value]
 
 
-def _unknown_option(name: str, known: set[str]) -> MayaError:
+def unknown_option(name: str, known: Collection[str]) -> MayaError:
     near = difflib.get_close_matches(name, known, n=1)
     meant = f"Did you mean '{near[0]}'? " if near else ""
     return MayaError(f"there is no option '{name}'.", f"{meant}The options are: {', '.join(sorted(known))}.")

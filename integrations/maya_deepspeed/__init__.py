@@ -1,1 +1,1 @@
-"""Maya in DeepSpeed: run DeepSpeed programs with `maya run -- deepspeed train.py`, torchrun, or a framework that uses it."""
+"""Maya for DeepSpeed: runs DeepSpeed programs under `maya run`, started by `deepspeed`, by torchrun, or by a framework that uses it."""

@@ -1,7 +1,7 @@
-"""`deepspeed --autotuning tune|run` under `maya run`: DeepSpeed's own tuner, whose experiments are emulated here one after another. Each is a
-job with traces and a prediction of its own; the tuner reads the predicted metric from the file in which it would find the measured
-one. Memory that runs out fails an experiment as it would on the GPU. Nothing goes to other machines. What `maya run` tells of in the end
-is the best experiment; or, after `run`, the training with its configuration. Checked with deepspeed 0.19."""
+"""Supports `deepspeed --autotuning tune|run` under `maya run`. DeepSpeed's own tuner runs, and its experiments are emulated one after
+another. Each is a job with its own traces and prediction; the tuner reads the predicted metric from the file in which it expects the
+measured one. An experiment that runs out of memory fails as it would on the GPU, and no other machine is used. In the end `maya run`
+reports the best experiment or, with `run`, the training with its configuration. Checked with deepspeed 0.19."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from maya_core.request import Request
 from maya_core.trace.job import PREDICTION, JobTrace
 from maya_deepspeed.job import Hosts, run_job, world_of
 
-CONFIG_FLAGS = ("--deepspeed_config", "--deepspeed")  # the second in Hugging Face's programs
+CONFIG_FLAGS = ("--deepspeed_config", "--deepspeed")  # the second one is used by Hugging Face programs
 MARK = "predicted-by-maya.json"
 POLL_S = 0.05
 TIMERS = ("fwd", "bwd", "step")
@@ -42,7 +42,7 @@ METRICS = ("throughput", "latency", "flops", "FLOPS_per_gpu", *TIMERS)
 
 
 def tune(launcher: RankLauncher, runner: ModuleType, args: Namespace, hosts: Hosts) -> int:
-    """Runs the tuner, and leaves the job that it found best in the run's folder. The exit code."""
+    """Runs the tuner, and leaves the best job in the folder of the run. Returns the exit code."""
     launcher.link.idle(True)
     request = launcher.settings.request
     mark = mark_of(request, hosts)
@@ -62,22 +62,22 @@ def tune(launcher: RankLauncher, runner: ModuleType, args: Namespace, hosts: Hos
         patches.undo()
     name, value = best_of(tuner)
     if not value:
-        say(f"none of the experiments came to its end: {tuner.results_dir}/*/stderr.log say why")
+        say(f"no experiment completed: see {tuner.results_dir}/*/stderr.log for the reasons")
         return 1
-    say(f"the best of the experiments: {name}")
+    say(f"the best experiment is {name}")
     best = experiments.best
     if best is not None and best.name != name:
-        best = None  # another one, of an earlier tuning that was not to be overwritten
+        best = None  # the best one is from an earlier tuning that must not be overwritten
     if best is not None and args.autotuning == "tune":
         assert request.out is not None
         best.keep(request.out)
         return 0
-    asked = best.args if best is not None else runner.parse_args(tuner.optimal_cmd[1:])
-    return run_job(launcher, runner, with_config(asked, tuner.results_dir), hosts)
+    chosen = best.args if best is not None else runner.parse_args(tuner.optimal_cmd[1:])
+    return run_job(launcher, runner, with_config(chosen, tuner.results_dir), hosts)
 
 
 def best_of(tuner: Any) -> tuple[str, float]:
-    """The experiment that the tuner found best, by its name, and its metric; 0 where all failed."""
+    """The name of the best experiment, and its metric; 0 if all failed."""
     records = tuner.get_best_space_records().values()
     best, value, *_ = max(records, key=lambda record: record[1], default=({"name": ""}, 0.0))
     return best["name"], value
@@ -87,9 +87,9 @@ def _emulate_experiments(patches: Patches, experiments: Experiments, runner: Mod
     autotuner = sys.modules[runner.Autotuner.__module__]
     scheduler = sys.modules[autotuner.ResourceManager.__module__]
     patches.set(scheduler, "subprocess", SimpleNamespace(Popen=experiments.start))
-    patches.set(scheduler, "clean_up", lambda *_: None)  # it kills by name, over ssh
+    patches.set(scheduler, "clean_up", lambda *_: None)  # it kills processes by name, over ssh
     patches.set(scheduler, "TIMEOUT", POLL_S)
-    patches.set(autotuner, "has_mlflow", False)  # predictions are nothing for a run of measurements
+    patches.set(autotuner, "has_mlflow", False)  # predictions must not be logged as measurements
     memory = find_gpu(request.gpu_name).memory_bytes
     patches.set(autotuner.Autotuner, "get_gpu_memory_info", lambda self: memory)
 
@@ -97,10 +97,10 @@ def _emulate_experiments(patches: Patches, experiments: Experiments, runner: Mod
 def _tuner(runner: ModuleType, args: Namespace, hosts: Hosts) -> Any:
     try:
         tuner = runner.Autotuner(args, hosts)
-    except AssertionError as error:  # its own words
+    except AssertionError as error:  # DeepSpeed's own message
         raise MayaError(f"deepspeed --autotuning: {error}", "Nothing was started.") from error
     if tuner.metric() == "latency":
-        say('DeepSpeed takes the largest metric for the best: with "metric": "latency" that is the slowest step')
+        say('DeepSpeed considers the largest metric the best: with "metric": "latency" that is the slowest step')
     return tuner
 
 
@@ -114,14 +114,14 @@ class Best:
     traces: Path
 
     def keep(self, out: Path) -> None:
-        """Makes its traces those of the run."""
+        """Moves its traces to the folder of the run."""
         out.mkdir(parents=True, exist_ok=True)
         for trace in self.traces.iterdir():
             shutil.move(trace, out / trace.name)
 
 
 class Experiments:
-    """The scheduler's subprocess.Popen: `deepspeed`'s command of an experiment, emulated in a thread of the scheduler's."""
+    """Replaces subprocess.Popen in the scheduler: emulates the command of an experiment in the scheduler's thread."""
 
     def __init__(self, launcher: RankLauncher, runner: ModuleType, args: Namespace) -> None:
         assert launcher.settings.coordinator is not None
@@ -138,11 +138,11 @@ class Experiments:
             try:
                 self._run(command, Path(stdout.name).parent, stdout, stderr)
             except MayaError as error:
-                stderr.write(f"maya: Error: {error}\n".encode())  # DeepSpeed looks for that word
+                stderr.write(f"maya: Error: {error}\n".encode())  # DeepSpeed searches for the word 'Error'
         return SimpleNamespace(wait=lambda: 0)
 
     def end(self) -> None:
-        """The scheduler leaves its threads behind when it is interrupted."""
+        """Kills running experiments, because an interrupted scheduler leaves its threads running."""
         for process in self._running:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -150,16 +150,16 @@ class Experiments:
     def _run(self, command: list[str], folder: Path, stdout: IO[bytes], stderr: IO[bytes]) -> None:
         args = self.runner.parse_args(command[1:])
         for name in ("master_addr", "launcher", "module", "no_python", "no_local_rank", "force_multi"):
-            setattr(args, name, getattr(self.args, name))  # the scheduler leaves these out
+            setattr(args, name, getattr(self.args, name))  # the scheduler does not pass these on
         config = json.loads((folder / "ds_config.json").read_text())
         hosts = self.runner.parse_node_config_list(args.include)
         traces = Path(tempfile.mkdtemp(prefix="experiment-", dir=self._private))
         with self.launcher.separate_job(traces) as launcher:
             code = run_job(launcher, self.runner, args, hosts, (stdout, stderr), self._running.append)
         job = collect(traces, world_of(hosts), code)
-        # If it failed it has said so itself; and the first of all writes what is asked of it.
+        # A failed experiment reports its own error. The first experiment only profiles the model and writes its own result.
         if not code and job is not None and not config["autotuning"].get("model_info", {}).get("profile"):
-            value = self._tell(job, folder, config)
+            value = self._write_metrics(job, folder, config)
             if self.best is None or value > self.best.value:
                 if self.best is not None:
                     shutil.rmtree(self.best.traces)
@@ -167,13 +167,13 @@ class Experiments:
                 return
         shutil.rmtree(traces)
 
-    def _tell(self, job: JobTrace, folder: Path, config: dict[str, Any]) -> float:
-        """Predicts, and writes the metrics to where the tuner looks for them. The one it goes by."""
+    def _write_metrics(self, job: JobTrace, folder: Path, config: dict[str, Any]) -> float:
+        """Predicts the job, and writes the metrics to the file that the tuner reads. Returns the metric that it optimizes."""
         analysis, prediction = self._predict(job)
         write_prediction(folder / PREDICTION, prediction)
         if prediction.hangs or prediction.memory.fits is False or not prediction.step_time_s:
-            reason = next(iter(prediction.hangs), "it does not fit, or took no step")
-            raise MayaError(f"no metric: {reason}", f"{folder / PREDICTION} says more.")
+            reason = next(iter(prediction.hangs), "the job does not fit, or completed no step")
+            raise MayaError(f"there is no metric: {reason}", f"See {folder / PREDICTION}.")
         metrics = metrics_of(analysis, prediction, config["train_batch_size"])
         Path(config["autotuning"]["metric_path"]).write_text(json.dumps(metrics) + "\n")
         return metrics[config["autotuning"].get("metric", "throughput")]
@@ -185,7 +185,7 @@ class Experiments:
 
 
 def metrics_of(analysis: Analysis, prediction: Prediction, batch: int) -> dict[str, float]:
-    """What DeepSpeedEngine._autotuning_exit writes, in its units: microseconds, of forward, backward and step those of a micro-batch."""
+    """The metrics that DeepSpeedEngine._autotuning_exit writes, in its units: microseconds; forward, backward and step per micro-batch."""
     assert prediction.step_time_s is not None
     step_s = prediction.step_time_s
     flops = prediction.flops.model / prediction.world.size / step_s if prediction.flops else 0.0
@@ -202,14 +202,14 @@ def metrics_of(analysis: Analysis, prediction: Prediction, batch: int) -> dict[s
         **found,
         "latency": step_s * 1e6,
         "FLOPS_per_gpu": flops,
-        "flops": flops,  # by the name that DeepSpeed's documentation has for the metric
+        "flops": flops,  # the metric's name in DeepSpeed's documentation
         "throughput": batch / step_s,
         "rank": 0,
     }
 
 
 def config_of(user_args: list[str]) -> dict[str, Any]:
-    """The program's configuration, as the tuner finds it; {} where it will not, and says so."""
+    """The program's configuration, found as the tuner finds it; {} if there is none, which the tuner reports itself."""
     for flag in CONFIG_FLAGS:
         if flag in user_args[:-1]:
             file = Path(user_args[user_args.index(flag) + 1])
@@ -220,7 +220,7 @@ def config_of(user_args: list[str]) -> dict[str, Any]:
 
 
 def with_config(args: Namespace, results: str) -> Namespace:
-    """An experiment's command with its configuration as the tuner has written it at the end, without its own part."""
+    """The command of an experiment with the optimal configuration that the tuner wrote."""
     words = list(args.user_args)
     flag = next(flag for flag in CONFIG_FLAGS if flag in words)
     words[words.index(flag) + 1] = str(Path(results) / "ds_config_optimal.json")
@@ -228,16 +228,16 @@ def with_config(args: Namespace, results: str) -> Namespace:
 
 
 def mark_of(request: Request, hosts: Hosts) -> str:
-    """What results are of."""
+    """The content of the file that marks results as predictions for a cluster."""
     cluster = {"gpu": request.gpu_name, "node": request.node, "network": request.network, "hosts": hosts}
     return json.dumps({"these are": "predictions; nothing was measured", **cluster}, indent=1) + "\n"
 
 
 def check(config: dict[str, Any], mark: str) -> None:
-    """The tuner removes the folders of an earlier one, or takes its results for these: only predictions' may be."""
+    """Checks the folders of an earlier tuning, which the tuner removes or reuses: they may only contain predictions."""
     tuning = config.get("autotuning") or {}
     if (metric := tuning.get("metric", "throughput")) not in METRICS:
-        raise MayaError(f'no such metric: "{metric}".', f"DeepSpeed has {', '.join(METRICS)}.")
+        raise MayaError(f'there is no metric "{metric}".', f"DeepSpeed's metrics are {', '.join(METRICS)}.")
     for name, usual in (("results_dir", "autotuning_results"), ("exps_dir", "autotuning_exps")):
         folder = Path(tuning.get(name, usual))
         if not folder.is_dir() or not any(folder.iterdir()):
@@ -245,11 +245,11 @@ def check(config: dict[str, Any], mark: str) -> None:
         found = folder / MARK
         if not found.is_file():
             raise MayaError(
-                f"{folder} holds results that are not Maya's: they may have been measured.",
-                f'Move it away, or give another "{name}" under "autotuning".',
+                f"{folder} contains results that Maya did not write: they may have been measured.",
+                f'Move the folder, or give another "{name}" under "autotuning".',
             )
         if not tuning.get("overwrite", True) and found.read_text() != mark:
             raise MayaError(
-                f'{folder} holds predictions for another cluster, and "overwrite" is false.',
-                f'Move it away, or give another "{name}" under "autotuning".',
+                f'{folder} contains predictions for another cluster, and "overwrite" is false.',
+                f'Move the folder, or give another "{name}" under "autotuning".',
             )

@@ -1,9 +1,10 @@
-"""Large tensors on the host, under offload: master weights and optimizer states of a 7B model are 84 GB, and every byte of them would be
-made up. DeepSpeed allocates them and here never writes to them, for pages that nobody touches take no memory. Copies between host and GPU
-are recorded as they are; what the host would do with such tensors is recorded as work of the host, as its optimizers are (ops.py).
+"""Keeps large host tensors empty under offload. Master weights and optimizer states of a 7B model need 84 GB, and their values are not
+known anyway. DeepSpeed allocates these tensors, but they are never written, and untouched pages need no memory. Copies between host
+and GPU are recorded as usual; what the host would do with such tensors is recorded as host work, like its optimizers (ops.py).
 
-Only calls from DeepSpeed's own code are taken so: a program's data is its own. Put on when a configuration offloads to the host, in
-processes that are emulated for all their life. Checked with deepspeed 0.19 and torch 2.13.
+Only calls from DeepSpeed's own code are changed, so the program's data is not affected. The patches are installed when a
+configuration offloads to the host, and only in processes that are emulated from start to end. Checked with deepspeed 0.19 and torch
+2.13.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import torch
 
 from maya_core.integration import Integration
 
-LARGE = 2**26  # bytes of a storage: memory for as much comes fresh from the system, and is zero
-MADE = ("zeros", "zeros_like", "full", "full_like")
+LARGE = 2**26  # bytes of a storage; memory of this size comes directly from the system and is zero
+CREATING = ("zeros", "zeros_like", "full", "full_like")
 IN_PLACE = ("zero_", "fill_", "mul_", "div_", "add_")
 MOVED = ("to", "clone", "float", "cpu", "contiguous")
 
@@ -27,7 +28,7 @@ Call = Callable[..., Any]
 
 
 def install(integration: Integration) -> None:
-    if integration.launcher is None:  # the process is the user's own, and continues afterwards
+    if integration.launcher is None:  # the process belongs to the user and continues afterwards
         return
     patches = integration.patches
 
@@ -42,17 +43,17 @@ def install(integration: Integration) -> None:
             offloads = (self.zero_config.offload_optimizer, self.zero_config.offload_param)
             if not on and any(one is not None and one.device == "cpu" for one in offloads):
                 on = True
-                _leave_untouched(integration)
+                _keep_empty(integration)
 
         patches.set(module.DeepSpeedConfig, "__init__", __init__)
 
     patches.when_imported("deepspeed.runtime.config", config)
 
 
-def _leave_untouched(integration: Integration) -> None:
+def _keep_empty(integration: Integration) -> None:
     patches = integration.patches
     instead: dict[tuple[Any, str], Call] = {
-        **{(torch, name): _made for name in MADE},
+        **{(torch, name): _created for name in CREATING},
         **{(torch.Tensor, name): functools.partial(_changed, integration) for name in IN_PLACE},
         **{(torch.Tensor, name): functools.partial(_moved, integration) for name in MOVED},
         (torch.Tensor, "copy_"): functools.partial(_copied, integration),
@@ -62,8 +63,8 @@ def _leave_untouched(integration: Integration) -> None:
         patches.set(owner, name, _for_deepspeed(getattr(owner, name), emulated))
 
     def constructors(module: ModuleType) -> None:
-        """zero.Init has torch's own from when it was imported, and puts them back when it ends."""
-        for name in MADE:
+        """zero.Init saved torch's functions when it was imported, and restores them when it ends."""
+        for name in CREATING:
             if hasattr(module, f"_orig_torch_{name}"):
                 patches.set(module, f"_orig_torch_{name}", getattr(torch, name))
 
@@ -80,12 +81,12 @@ def _for_deepspeed(original: Call, emulated: Call) -> Call:
     return call
 
 
-def is_hollow(tensor: torch.Tensor) -> bool:
+def is_empty(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.untyped_storage().nbytes() >= LARGE
 
 
-def _made(original: Call, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """What would be filled is as it is allocated. How large it is, the same call on the meta device tells."""
+def _created(original: Call, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Allocates a tensor without filling it. Its size is found with the same call on the meta device."""
     device = kwargs.get("device")
     if device is None and args and isinstance(args[0], torch.Tensor):
         device = args[0].device
@@ -97,7 +98,7 @@ def _made(original: Call, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def _changed(integration: Integration, original: Call, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    if not is_hollow(tensor):
+    if not is_empty(tensor):
         return original(tensor, *args, **kwargs)
     reads = sum(one.nbytes for one in args if isinstance(one, torch.Tensor))
     integration.record_host_work(2 * tensor.nbytes + reads)
@@ -107,25 +108,25 @@ def _changed(integration: Integration, original: Call, tensor: torch.Tensor, *ar
 def _copied(
     integration: Integration, original: Call, to: torch.Tensor, source: torch.Tensor, non_blocking: bool = False
 ) -> Any:
-    if not is_hollow(to) and not is_hollow(source):
+    if not is_empty(to) and not is_empty(source):
         return original(to, source, non_blocking)
     _record_copy(integration, to, source, non_blocking)
     return to
 
 
 def _moved(integration: Integration, original: Call, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """A copy of the tensor: elsewhere, of another type, or just a copy."""
+    """Returns a copy of a tensor: on another device, of another dtype, or a plain copy."""
     on_host = tensor.device.type == "cpu"
-    named = [one for one in (*args, kwargs.get("device")) if _is_place(one)]
+    named = [one for one in (*args, kwargs.get("device")) if _is_device(one)]
     place = "cpu" if original.__name__ == "cpu" else named[0] if named else tensor.device
     target = torch.device(place)
     if tensor.is_meta or tensor.requires_grad or (not on_host and target.type != "cpu"):
         return original(tensor, *args, **kwargs)
     shape = torch.empty_like(tensor, device="meta")
-    if original.__name__ != "cpu":  # as the same call makes it where it is
+    if original.__name__ != "cpu":  # the shape that the same call has on the meta device
         stays = {name: value for name, value in kwargs.items() if name != "device"}
-        shape = original(shape, *(one for one in args if not _is_place(one)), **stays)
-    if shape.nbytes < LARGE and not (on_host and is_hollow(tensor)):
+        shape = original(shape, *(one for one in args if not _is_device(one)), **stays)
+    if shape.nbytes < LARGE and not (on_host and is_empty(tensor)):
         return original(tensor, *args, **kwargs)
     same = shape.dtype == tensor.dtype and shape.stride() == tensor.stride()
     if on_host and target.type == "cpu" and same and original.__name__ != "clone":
@@ -135,12 +136,12 @@ def _moved(integration: Integration, original: Call, tensor: torch.Tensor, *args
     return made
 
 
-def _is_place(word: Any) -> bool:
+def _is_device(word: Any) -> bool:
     return isinstance(word, str | torch.device) or type(word) is int
 
 
 def _record_copy(integration: Integration, to: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> None:
-    """As the device's own copy: another type is made on the source's side, then the bytes go over."""
+    """Records a copy like the device's own: the dtype is converted on the side of the source, then the bytes are copied."""
     if not to.is_cuda and not source.is_cuda:
         integration.record_host_work(to.nbytes + source.nbytes)
         return
@@ -156,4 +157,4 @@ def _record_copy(integration: Integration, to: torch.Tensor, source: torch.Tenso
 
 
 def _pinned(original: Call, tensor: torch.Tensor, *args: Any) -> torch.Tensor:
-    return torch.empty_like(tensor, pin_memory=True) if is_hollow(tensor) else original(tensor, *args)
+    return torch.empty_like(tensor, pin_memory=True) if is_empty(tensor) else original(tensor, *args)

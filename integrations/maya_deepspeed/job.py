@@ -1,4 +1,5 @@
-"""A `deepspeed` job: its world, what each of its ranks is told, and its ranks run here. Checked with deepspeed 0.19."""
+"""Runs the ranks of a `deepspeed` job on this machine, each with the command and environment that DeepSpeed would give it. Checked with
+deepspeed 0.19."""
 
 from __future__ import annotations
 
@@ -13,10 +14,10 @@ from typing import IO, Any
 from maya_core.errors import MayaError
 from maya_core.integration import RankLauncher, RankProcess, RankSetting, World
 
-Hosts = dict[str, list[int]]  # by name: its GPUs that are used
+Hosts = dict[str, list[int]]  # by the name of the host: the GPUs that are used
 Files = tuple[IO[bytes], IO[bytes]]
 
-SLURM_AND_MPI = ("openmpi", "mpich", "impi", "slurm", "mvapich")  # which start the script without --local_rank
+SLURM_AND_MPI = ("openmpi", "mpich", "impi", "slurm", "mvapich")  # these start the script without --local_rank
 
 
 def run_job(
@@ -27,7 +28,7 @@ def run_job(
     files: Files | None = None,
     on_start: Callable[[RankProcess], None] = lambda _: None,
 ) -> int:
-    """Runs the ranks of a `deepspeed` command, with their output in `files` if there are any. The exit code of the first that failed, or 0."""
+    """Runs the ranks of a `deepspeed` command, with their output in `files` if given. Returns the exit code of the first that failed, or 0."""
     world = world_of(hosts)
     several = world.nodes > 1 or args.force_multi
     exported = _exported(runner) if several else {}
@@ -44,26 +45,26 @@ def run_job(
 
 def world_of(hosts: Hosts) -> World:
     if not hosts:
-        raise MayaError("no GPU is left on any host.", "Exclude less.")
+        raise MayaError("no GPU is left on any host.", "Exclude fewer GPUs or hosts.")
     used = {name: len(slots) for name, slots in hosts.items()}
     if len(set(used.values())) > 1:
         most, least = max(used, key=used.__getitem__), min(used, key=used.__getitem__)
         raise MayaError(
-            f"{used[most]} GPUs on {most}, and {used[least]} on {least}: nodes of different sizes are not emulated.",
-            "Use as many on each: --num_gpus N, or other slots in --include.",
+            f"{most} has {used[most]} GPUs and {least} has {used[least]}: nodes of different sizes cannot be emulated.",
+            "Use the same number on each: --num_gpus N, or other slots in --include.",
         )
     return World(len(hosts), next(iter(used.values())))
 
 
 def program_of(args: Namespace, local_rank: int | None) -> list[str]:
-    """The command a rank runs."""
+    """The command that a rank runs."""
     python = [] if args.no_python else [sys.executable, "-u", *(["-m"] if args.module else [])]
     argument = [] if local_rank is None else [f"--local_rank={local_rank}"]
     return [*python, args.user_script, *argument, *args.user_args]
 
 
 def rank_environment(args: Namespace, hosts: Hosts, world: World, rank: int) -> dict[str, str]:
-    """What deepspeed.launcher.launch sets for a rank."""
+    """The environment variables that deepspeed.launcher.launch sets for a rank."""
     node, local = divmod(rank, world.ranks_per_node)
     environment: dict[str, Any] = {
         "RANK": rank,
@@ -72,7 +73,7 @@ def rank_environment(args: Namespace, hosts: Hosts, world: World, rank: int) -> 
         "LOCAL_SIZE": world.ranks_per_node,
         "CROSS_RANK": node,
         "CROSS_SIZE": world.nodes,
-        "MASTER_ADDR": args.master_addr or "127.0.0.1",  # nobody goes there
+        "MASTER_ADDR": args.master_addr or "127.0.0.1",  # nothing connects to it
         "MASTER_PORT": args.master_port,
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, list(hosts.values())[node])),
     }
@@ -80,7 +81,7 @@ def rank_environment(args: Namespace, hosts: Hosts, world: World, rank: int) -> 
 
 
 def _exported(runner: ModuleType) -> dict[str, str]:
-    """What ranks on other machines are given beside: the folder to import from, and the variables of .deepspeed_env files."""
+    """Further variables of ranks on other machines: the folder to import from, and those in .deepspeed_env files."""
     path = os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH"))))
     variables = {"PYTHONPATH": path}
     for folder in runner.DEEPSPEED_ENVIRONMENT_PATHS:

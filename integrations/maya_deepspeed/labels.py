@@ -1,8 +1,9 @@
-"""Whose memory it is. To torch's optimizer hooks a partition of float32 master weights is the parameter; in ZeRO's arithmetic (2 bytes
-of parameters, 2 of gradients, 12 of optimizer state) it is optimizer state, and the flat 16-bit buffers are the parameters.
+"""Assigns DeepSpeed's memory to categories. For torch's optimizer hooks, a partition of the float32 master weights is a parameter. In
+ZeRO's arithmetic (2 bytes of parameters, 2 of gradients, 12 of optimizer state) it is optimizer state, and the flat 16-bit buffers
+are the parameters.
 
-The attributes below are those of DeepSpeed's optimizers; of each kind of optimizer some are there. Buckets and gathered weights
-count as buffers. Checked with deepspeed 0.19.
+The attributes below belong to DeepSpeed's optimizers; each kind of optimizer has some of them. Buckets and gathered weights count as
+buffers. Checked with deepspeed 0.19.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 
 from maya_core.integration import Category, Integration, on_device
 
-# In this order, for the last label counts: in a training without master weights the state's partition is the parameter's.
+# The order matters, because the last label counts: without master weights, a partition of the state is one of the parameters.
 HELD = {
     Category.OPTIMIZER_STATE: (
         "single_partition_of_fp32_groups",  # ZeRO 1 and 2
@@ -45,10 +46,10 @@ def install(integration: Integration) -> None:
 
         @functools.wraps(configure)
         def _configure_optimizer(self: Any, *args: Any, **kwargs: Any) -> None:
-            """A program that runs out of memory may not come to its first step."""
+            """Labels early, because a program that runs out of memory may not reach its first step."""
             integration.label(
                 on_device(self.module.parameters()), Category.PARAMETERS
-            )  # they are about to be laid end to end
+            )  # they are about to be flattened
             configure(self, *args, **kwargs)
             state(integration, self)
 
@@ -81,18 +82,18 @@ def install(integration: Integration) -> None:
 
 
 def gradients(integration: Integration, engine: Any) -> None:
-    """Those that backward has left."""
+    """Labels the gradients after a backward pass."""
     parameters = list(engine.module.parameters()) if engine.module is not None else []
-    summed = [getattr(p, "grad_accum", None) for p in parameters]  # ZeRO's, in place of .grad
+    summed = [getattr(p, "grad_accum", None) for p in parameters]  # used by ZeRO instead of .grad
     integration.label(on_device([*(p.grad for p in parameters), *summed]), Category.GRADIENTS)
     _held(integration, engine.optimizer, Category.GRADIENTS)
 
 
 def state(integration: Integration, engine: Any) -> None:
-    """All that lasts from step to step."""
+    """Labels everything that lasts from step to step."""
     optimizer = engine.optimizer
     inner = getattr(optimizer, "optimizer", None)
-    if inner is None:  # torch's own, which the step counter knows
+    if inner is None:  # torch's own optimizer, which the step counter labels
         return
     states = [value for state in inner.state.values() if isinstance(state, dict) for value in state.values()]
     integration.label(on_device(states), Category.OPTIMIZER_STATE)
@@ -100,7 +101,7 @@ def state(integration: Integration, engine: Any) -> None:
         _held(integration, optimizer, category)
     parameters = list(engine.module.parameters()) if engine.module is not None else []
     kept = [p.data for p in parameters if getattr(p, "ds_persist", False)]  # too small to be partitioned
-    second = [getattr(p, "ds_secondary_tensor", None) for p in parameters]  # ZeRO++: a second partition, in the node
+    second = [getattr(p, "ds_secondary_tensor", None) for p in parameters]  # ZeRO++: a second partition within the node
     partitions = [getattr(p, "ds_tensor", None) for p in parameters]
     integration.label(on_device([*kept, *second, *partitions]), Category.PARAMETERS)
     buckets(integration, optimizer)

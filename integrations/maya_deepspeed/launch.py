@@ -1,5 +1,5 @@
-"""The `deepspeed` command under `maya run`: its arguments are read by its own parser, its hosts become the nodes of the emulated cluster,
-and its ranks run here. Nothing goes to other machines, which need not exist. Checked with deepspeed 0.19."""
+"""Supports the `deepspeed` command under `maya run`. DeepSpeed's own parser reads the arguments, the hosts become the nodes of the
+emulated cluster, and the ranks run on this machine. Other machines are not used and need not exist. Checked with deepspeed 0.19."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from maya_deepspeed.job import Hosts, run_job, world_of
 
 def install(integration: Integration) -> None:
     launcher, patches = integration.launcher, integration.patches
-    if launcher is None:  # emulated inside a program, which launches nothing
+    if launcher is None:  # the emulation runs inside a program, which launches nothing
         return
     patches.when_imported(
         "deepspeed.launcher.runner", lambda runner: patches.set(runner, "main", _main(launcher, runner))
@@ -32,10 +32,10 @@ def install(integration: Integration) -> None:
 def _main(launcher: RankLauncher, runner: ModuleType) -> Callable[..., None]:
     @functools.wraps(runner.main)
     def main(args: list[str] | None = None) -> None:
-        asked = runner.parse_args(args)
-        runner.set_log_level_from_string("error" if asked.quiet else asked.log_level)
+        parsed = runner.parse_args(args)
+        runner.set_log_level_from_string("error" if parsed.quiet else parsed.log_level)
         try:
-            code = launch(launcher, runner, asked)
+            code = launch(launcher, runner, parsed)
         except MayaError as error:
             say(str(error))
             code = 2
@@ -46,10 +46,10 @@ def _main(launcher: RankLauncher, runner: ModuleType) -> Callable[..., None]:
 
 
 def launch(launcher: RankLauncher, runner: ModuleType, args: Namespace) -> int:
-    """Runs a `deepspeed` command. The exit code of the first rank that failed, or 0."""
+    """Runs a `deepspeed` command. Returns the exit code of the first rank that failed, or 0."""
     _check(args)
     hosts = hosts_of(launcher.settings.request, runner, args)
-    world_of(hosts)  # so that a wrong one is reported now
+    world_of(hosts)  # reports a wrong world before anything starts
     if args.autotuning:
         from maya_deepspeed.autotuning import tune
 
@@ -59,21 +59,25 @@ def launch(launcher: RankLauncher, runner: ModuleType, args: Namespace) -> int:
 
 def _check(args: Namespace) -> None:
     if args.module and args.no_python:
-        raise MayaError("--no_python and --module together.", "A module needs Python: leave one of them out.")
+        raise MayaError("--no_python and --module do not work together.", "Remove one of them: a module needs Python.")
     if not args.module and not args.no_python and not Path(args.user_script).exists():
-        raise MayaError(f"no such script: {args.user_script}.", "Give deepspeed the path of your program.")
+        raise MayaError(f"the script {args.user_script} does not exist.", "Give deepspeed the path of your program.")
     if args.no_python and shutil.which(args.user_script) is None:
         raise MayaError(f"command not found: '{args.user_script}'.", "deepspeed --no_python needs a program.")
     if args.enable_each_rank_log != "None":
-        say("--enable_each_rank_log: no log files under integration, the ranks that are run write here")
+        say(
+            "--enable_each_rank_log: under emulation no log files are written; the output of the emulated ranks appears here"
+        )
 
 
 def hosts_of(request: Request, runner: ModuleType, args: Namespace) -> Hosts:
-    """The hosts and their GPUs by DeepSpeed's own rules. Where it would look how many GPUs this machine has, it is told of emulated ones,
-    and without a hostfile there are as many nodes as are asked for."""
+    """The hosts and their GPUs, by DeepSpeed's own rules. Instead of this machine's GPUs the emulated ones are counted, and without a
+    hostfile there are as many nodes as requested."""
     filtered = bool(args.include or args.exclude)
     if filtered and (args.num_nodes >= 0 or args.num_gpus >= 0):
-        raise MayaError("--num_nodes or --num_gpus together with --include or --exclude.", "Leave one of them out.")
+        raise MayaError(
+            "--num_nodes and --num_gpus do not work together with --include and --exclude.", "Remove one of them."
+        )
     try:
         pool = runner.fetch_hostfile(args.hostfile)
         if pool is None:
@@ -82,20 +86,23 @@ def hosts_of(request: Request, runner: ModuleType, args: Namespace) -> Hosts:
         hosts = runner.apply_num_nodes_and_gpus(hosts, args.num_nodes, args.num_gpus)
         launcher = runner.LAUNCHER_CLASSES.get(args.launcher.lower())
         if launcher is None:
-            raise ValueError(f"unknown launcher {args.launcher}: {', '.join(runner.LAUNCHER_CLASSES)} are known")
+            raise ValueError(
+                f"unknown launcher {args.launcher}; the known ones are {', '.join(runner.LAUNCHER_CLASSES)}"
+            )
         launcher.validate_active_resources(hosts)
-    except ValueError as error:  # its own words about the hostfile or a filter
+    except ValueError as error:  # DeepSpeed's own message about the hostfile or a filter
         raise MayaError(f"deepspeed: {error}.", "Nothing was started.") from error
     nodes = request.nodes
     if nodes is not None and nodes != len(hosts):
         raise MayaError(
-            f"--nodes {nodes} for Maya, {len(hosts)} for deepspeed.", "Leave one out, or make them the same."
+            f"Maya was given --nodes {nodes}, but deepspeed uses {len(hosts)}.",
+            "Remove one of them, or give the same number.",
         )
     return dict(hosts)
 
 
 def _without_hostfile(request: Request, runner: ModuleType, args: Namespace) -> dict[str, int]:
-    """So many GPUs for each host."""
+    """The number of GPUs of each host."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if visible and not (args.include or args.exclude or args.num_nodes > 1 or args.num_gpus > 0):
         args.include = f"localhost:{visible}"
@@ -105,6 +112,6 @@ def _without_hostfile(request: Request, runner: ModuleType, args: Namespace) -> 
     if not gpus:
         node = default_node(find_gpu(request.gpu_name))
         gpus = node.gpus_per_node
-        say(f"neither --num_gpus nor a hostfile: all {gpus} GPUs of a node ({node.name})")
+        say(f"neither --num_gpus nor a hostfile was given: using all {gpus} GPUs of a node ({node.name})")
     names = ["localhost"] if nodes == 1 else [f"worker-{node}" for node in range(nodes)]
     return dict.fromkeys(names, gpus)

@@ -1,7 +1,8 @@
-"""DeepSpeed's log. Times in it would be this machine's: while the program runs they are left out, and after it each line is printed once
-more, as it was last written, with predicted ones (maya_core/report/framework_log.py). DeepSpeed's timers are pairs of CUDA events,
-which are in the record: what is told of them is the time between them on the emulated GPU. A program that asks a timer itself is
-answered that there is no number. What timers do to the device (events, synchronisation) is done and counted. Checked with deepspeed 0.19."""
+"""Fills predicted times into DeepSpeed's log. While the program runs, lines with times are suppressed, because the times would be those
+of this machine. After the run each line is printed once, as it was last written, with predicted times
+(maya_core/report/framework_log.py). DeepSpeed's timers are pairs of CUDA events, which are recorded; their time is the time between
+the events on the emulated GPU. A program that reads a timer itself gets NaN. What timers do on the device (events, synchronization)
+still happens and is counted. Checked with deepspeed 0.19."""
 
 from __future__ import annotations
 
@@ -60,9 +61,9 @@ def _timers(integration: Integration, module: ModuleType) -> None:
     def log(self: Any, names: Iterable[str], normalizer: float = 1.0, reset: bool = True, *_: Any, **__: Any) -> None:
         known = [name for name in (sorted(names) if isinstance(names, set) else names) if name in self.timers]
         if known and _is_rank_0():
-            told = "".join(f" | {name}: {{ms[{i}]:.2f}}" for i, name in enumerate(known))
+            places = "".join(f" | {name}: {{ms[{i}]:.2f}}" for i, name in enumerate(known))
             integration.log[f"timers {' '.join(known)}"] = {
-                "text": f"time (ms){told}",
+                "text": f"time (ms){places}",
                 "spans": [pairs_of(self.timers[name]) for name in known],
                 "names": known,
                 "over": normalizer,
@@ -78,12 +79,12 @@ def _timers(integration: Integration, module: ModuleType) -> None:
 
 
 def pairs_of(timer: Any) -> list[tuple[int, int]]:
-    """Where the record has the events of a timer, one pair for each time it ran since it was reset."""
+    """The places of a timer's events in the record, one pair for each time that it ran since it was reset."""
     return [(one.start_event.place, one.end_event.place) for one in timer.event_timers]
 
 
 def _throughput(integration: Integration, timer: Any) -> None:
-    """It synchronises in every step but the first two; of the few that are emulated none is to be another."""
+    """Makes the throughput timer synchronize in every step. Normally it skips the first two, so the few emulated steps would differ."""
     patches = integration.patches
     made, stop = timer.__init__, timer.stop
 
@@ -114,7 +115,7 @@ def _throughput(integration: Integration, timer: Any) -> None:
 
 
 def _pipeline(integration: Integration, module: ModuleType) -> None:
-    """Its line has the loss, which is read from the GPU: so it is taken where DeepSpeed writes it, and elsewhere is without."""
+    """Suppresses and records the line of the pipeline engine. It contains the loss, so it is taken where DeepSpeed prints it."""
     patches, engine = integration.patches, module.PipelineEngine
     original = engine.train_batch
     written: list[str] = []
@@ -132,9 +133,9 @@ def _pipeline(integration: Integration, module: ModuleType) -> None:
         loss = original(self, *args, **kwargs)
         if self.global_rank == 0 and self.steps_per_print() is not None:
             line = written[-1] if written else f"steps: {self.global_steps} iter time (s): 0 samples/sec: 0"
-            told = "iter time (s): {step_s:0.3f} samples/sec: {rates[0]:0.3f}"
+            places = "iter time (s): {step_s:0.3f} samples/sec: {rates[0]:0.3f}"
             integration.log["iteration"] = {
-                "text": ITERATION.sub(told, _plain(line)),
+                "text": ITERATION.sub(places, _plain(line)),
                 "work": [self.train_batch_size() * 1e3],
             }
         return loss
@@ -149,16 +150,16 @@ def _engine(integration: Integration, module: ModuleType) -> None:
 
     @functools.wraps(step)
     def flops_profiler_profile_step(self: Any) -> int:
-        """Never, for the autotuner: the prediction counts FLOPs."""
+        """Never profile for the autotuner, because the prediction counts FLOPs."""
         return -1 if self.autotuning_enabled() else int(step(self))
 
     def _autotuning_exit(self: Any) -> None:
-        """So many steps are enough for its metric. That is not known here: autotuning.py predicts it."""
+        """Ends the experiment without writing its metric, which autotuning.py predicts."""
         sys.exit()
 
     patches.set(engine, "flops_profiler_profile_step", flops_profiler_profile_step)
     patches.set(engine, "_autotuning_exit", _autotuning_exit)
-    # The layers of a mixture of experts keep the sums of their timers, and not the events.
+    # Layers of a mixture of experts keep only the sums of their timers, not the events.
     patches.set(engine, "print_forward_breakdown", lambda self, fwd_time: None)
 
 
@@ -174,14 +175,14 @@ def _profiler(integration: Integration, module: ModuleType) -> None:
             return
         if (step := ds_engine.flops_profiler_profile_step()) + 2 > limit:
             say(
-                f"the flops profiler's profile_step {step} is not among the {limit} steps that are emulated: --steps {step + 2}"
+                f"the flops profiler's profile_step {step} is not among the {limit} emulated steps: use --steps {step + 2}"
             )
 
     @functools.wraps(original)
     def print_model_profile(self: Any, *args: Any, **kwargs: Any) -> None:
         if not self.started:
             return
-        with contextlib.redirect_stdout(io.StringIO()) as printed, _all_of_it(self.ds_engine):
+        with contextlib.redirect_stdout(io.StringIO()) as printed, _with_breakdown(self.ds_engine):
             original(self, *args, **{**kwargs, "detailed": False, "output_file": None})
         summary = printed.getvalue().partition(PER_MODULE)[0].strip("\n")
         integration.log["flops profiler"] = profile_to_fill_in(
@@ -198,13 +199,13 @@ def _profiler(integration: Integration, module: ModuleType) -> None:
     patches.set(profiler, "print_model_profile", print_model_profile)
     patches.set(profiler, "print_model_aggregated_profile", lambda self, *args, **kwargs: None)
     patches.set(profiler, "get_total_duration", get_total_duration)
-    # To time each module it waits for the GPU around it. None of that is told, and the step is to be one like the others.
+    # To time each module, the profiler waits for the GPU. These times are not reported, and the step must be like the others.
     patches.set(module, "get_accelerator", lambda: SimpleNamespace(synchronize=lambda: None))
 
 
 @contextlib.contextmanager
-def _all_of_it(engine: Any) -> Any:
-    """Backward and step are told only with wall_clock_breakdown, though they are timed without it, too."""
+def _with_breakdown(engine: Any) -> Any:
+    """Enables wall_clock_breakdown. Backward and step are only reported with it, although they are timed without it."""
     if engine is None:
         yield
         return
@@ -216,9 +217,9 @@ def _all_of_it(engine: Any) -> Any:
 
 
 def profile_to_fill_in(summary: str, flops: float, recompute: float, engine: Any) -> dict[str, Any]:
-    """The profiler's summary with places for what is predicted of the last micro-batch; without an engine nothing was timed."""
+    """The profiler's summary with places for predicted values of the last micro-batch. Without an engine nothing was timed."""
     whole = 3 + recompute
-    each = flops * 1e3  # rates are by the millisecond
+    each = flops * 1e3  # rates are per millisecond
     values = {
         "fwd latency: ": "{seconds[0]:si}s",
         "fwd FLOPS per GPU = ": "{rates[0]:si}FLOPS",
@@ -239,7 +240,7 @@ def profile_to_fill_in(summary: str, flops: float, recompute: float, engine: Any
             lines.append(f"{_plain(line[: line.rindex(': ') + 1]):<70}  {values[label]}")
     if engine is None:
         return {"text": "\n".join(lines)}
-    lines.append("(predicted; latencies of single modules are left out)")
+    lines.append("(predicted; latencies of single modules are not included)")
     last = [pairs_of(engine.timers(name))[-1:] for name in GLOBAL_TIMERS]
     samples = engine.train_micro_batch_size_per_gpu() * engine.world_size
     return {
@@ -256,7 +257,7 @@ def profile_to_fill_in(summary: str, flops: float, recompute: float, engine: Any
 
 
 def _plain(line: str) -> str:
-    """With nothing in it that would be filled in."""
+    """Escapes braces, so that nothing is filled in there."""
     return line.replace("{", "{{").replace("}", "}}")
 
 

@@ -1,8 +1,8 @@
-"""DeepSpeed's own ops, which it compiles with nvcc or g++, as the emulated device and a modelled host do them.
+"""Stand-ins for DeepSpeed's own ops, which it would compile with nvcc or g++.
 
-Fused optimizers are the kernels of torch's own fused ones: the same tensors are read and written once. Optimizers on the host change
-nothing, for there are no weights; the bytes they would go through are recorded, and the simulator's host takes its time for them.
-The quantizer's kernels read their inputs and write their outputs, whose shapes are those of DeepSpeed's csrc/quantization.
+Fused optimizers run as torch's own fused kernels, which read and write the same tensors once. Optimizers on the host change nothing,
+because there are no weights; the bytes that they would process are recorded, and the simulated host needs time for them. The kernels
+of the quantizer read their inputs and write their outputs, with the shapes of DeepSpeed's csrc/quantization.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Tensors = list[torch.Tensor]
 
 
 def emulated_op(name: str, integration: Integration) -> SimpleNamespace:
-    """What the builder of that name loads."""
+    """The replacement for the op that the builder of this name loads."""
     if name not in OPS:
         raise MayaError(
             f"DeepSpeed's op '{name}' is not emulated.",
-            f"Emulated are: {', '.join(sorted(OPS))}. Choose a setting of DeepSpeed's that does without it.",
+            f"The emulated ops are {', '.join(sorted(OPS))}. Choose a DeepSpeed setting that does not need it.",
         )
     return SimpleNamespace(**OPS[name](integration))
 
@@ -33,7 +33,7 @@ def emulated_op(name: str, integration: Integration) -> SimpleNamespace:
 def _fused_adam(integration: Integration) -> dict[str, Any]:
     def multi_tensor_adam(chunk: int, flag: torch.Tensor, lists: list[Tensors], *settings: Any) -> None:
         gradients, parameters, averages, squares = lists
-        # All its numbers travel with the launch: no step tensor is made, the flag stands for one.
+        # The kernel gets all numbers as arguments, so there is no step tensor; the flag takes its place.
         torch._fused_adamw_(
             parameters, gradients, averages, squares, [], [flag] * len(parameters),
             lr=0.0, beta1=0.9, beta2=0.999, weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False,
@@ -63,7 +63,7 @@ def _fused_lamb(integration: Integration) -> dict[str, Any]:
         gradient: torch.Tensor,
         *settings: Any,
     ) -> torch.Tensor:
-        # Three kernels: the update with sums of squares by block, their sum, and the scaled step.
+        # Three kernels: the update with sums of squares per block, their sum, and the scaled step.
         torch._fused_adamw_(
             [parameter], [gradient.to(parameter.dtype)], [average], [square], [], [parameter.new_empty(())],
             lr=0.0, beta1=0.9, beta2=0.999, weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False,
@@ -78,7 +78,7 @@ def _fused_lamb(integration: Integration) -> dict[str, Any]:
 
 
 def _on_host(update: str) -> Callable[[Integration], dict[str, Any]]:
-    """An optimizer of the host: of its tensors the parameter and the states are read and written, the gradient is read."""
+    """An optimizer on the host. It reads and writes the parameter and the states, and reads the gradient."""
     name = update.partition("_")[0]
 
     def op(integration: Integration) -> dict[str, Any]:

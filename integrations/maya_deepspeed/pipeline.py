@@ -1,6 +1,6 @@
-"""Pipeline stages tell each other the shapes they will send, in a buffer on the GPU of which they write the first few numbers. What was never
-written has no value, and a message whose value is not known tells the receiver nothing: here the rest of it is written, too, in
-the same copy. Checked with deepspeed 0.19."""
+"""Completes the messages in which pipeline stages announce shapes. DeepSpeed only writes the first numbers of a buffer on the GPU. The
+rest would have no known value, and then the receiver could not read the message. This patch writes the whole buffer in the same
+copy. Checked with deepspeed 0.19."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""ZeRO-3's linear layers are autograd functions, and torch runs those without gradients: in a checkpointed layer that is computed again they
-would be taken for backward's own work, and not for the second forward that they are. Checked with deepspeed 0.19."""
+"""Makes recomputation visible in ZeRO-3's linear layers. They are autograd functions, which torch runs without gradients. In a
+checkpointed layer they would therefore count as backward instead of recomputation. Checked with deepspeed 0.19."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def install(integration: Integration) -> None:
 
         @functools.wraps(original)
         def forward(*inputs: torch.Tensor | None) -> torch.Tensor:
-            with torch.enable_grad():  # which tells a forward; nothing is kept of tensors that need no gradients
+            with torch.enable_grad():  # marks a forward; detached tensors need no gradients, so nothing is saved
                 return original(*(one if one is None else one.detach() for one in inputs))
 
         patches.set(function, "forward", staticmethod(forward))

@@ -1,5 +1,5 @@
-"""Settings of DeepSpeed's that cannot be emulated: refused by name when the configuration is read, before anything is built by it.
-Ops without a stand-in are refused when they are loaded (ops.py). Checked with deepspeed 0.19."""
+"""Refuses DeepSpeed settings that cannot be emulated, when the configuration is read and before anything is built. Ops without a
+stand-in are refused when they are loaded (ops.py). Checked with deepspeed 0.19."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ def refusals(config: Any) -> Iterator[MayaError]:
         offload = getattr(zero, name)
         if offload is not None and offload.device == "nvme":
             yield MayaError(
-                f"{name} to NVMe cannot be emulated: the speed of the drives, and what of it is hidden, is not known.",
-                'Emulate with "device": "cpu": the GPUs\' memory is the same, and the step is a lower bound.',
+                f"{name} to NVMe cannot be emulated: the speed of the drives is not known.",
+                'Emulate with "device": "cpu": the GPU memory is the same, and the step time is a lower bound.',
             )
-    beside = [name for name, on in _optimizers_beside(zero).items() if on]
-    if beside:
+    separate = [name for name, on in _separate_optimizers(zero).items() if on]
+    if separate:
         yield MayaError(
-            f"{beside[0]} cannot be emulated: it steps the optimizer in processes of its own, beside the GPU's work.",
-            "Emulate offload_optimizer without it: the step is an upper bound.",
+            f"{separate[0]} cannot be emulated: it steps the optimizer in separate processes while the GPU works.",
+            "Emulate offload_optimizer without it: the step time is an upper bound.",
         )
     if config.compile_config.deepcompile:
         yield MayaError(
-            "deepcompile cannot be emulated: it puts ops of its own, compiled for a GPU, into what torch.compile makes of a program.",
-            "Leave it out: the eager program is an upper bound of its time.",
+            "deepcompile cannot be emulated: it adds its own ops, compiled for a GPU, to the graphs of torch.compile.",
+            "Emulate without it: the time of the eager program is an upper bound.",
         )
 
 
-def _optimizers_beside(zero: Any) -> dict[str, bool]:
+def _separate_optimizers(zero: Any) -> dict[str, bool]:
     return {
         "super_offload": bool(getattr(zero.offload_optimizer, "super_offload", False)),
         "zenflow's overlap_step": bool(getattr(zero.zenflow, "overlap_step", False)),

@@ -1,5 +1,5 @@
-"""What is left out under emulation: checkpoints, monitors, the log of communication. Weights are not computed, so nothing can be kept
-of them; and time on this machine says nothing of the GPUs' (log.py tells the predicted one). Checked with deepspeed 0.19."""
+"""Skips checkpoints, monitors and the communication log under emulation. Weights are not computed, so they cannot be saved, and times
+on this machine are not those of the GPUs (log.py prints predicted ones). Checked with deepspeed 0.19."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _checkpoints(integration: Integration, module: ModuleType) -> None:
         return True
 
     def load_checkpoint(self: Any, load_dir: str, *args: Any, **kwargs: Any) -> tuple[str, dict[str, Any]]:
-        integration.skip("DeepSpeed reads no checkpoints: training begins where the program begins it")
+        integration.skip("DeepSpeed reads no checkpoints: training starts from the beginning")
         return load_dir, {}
 
     patches.set(engine, "save_checkpoint", save)
@@ -37,7 +37,7 @@ def _checkpoints(integration: Integration, module: ModuleType) -> None:
 
 
 def _monitors(integration: Integration, module: ModuleType) -> None:
-    """Tensorboard, wandb, csv and comet make their files as soon as they are made."""
+    """Disables Tensorboard, wandb, csv and comet, which create files as soon as they are constructed."""
     master = module.MonitorMaster
     original = master.__init__
 
@@ -59,7 +59,7 @@ def _communication_log(integration: Integration, module: ModuleType) -> None:
     patches, logger = integration.patches, module.CommsLogger
 
     def log_all(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        integration.skip("DeepSpeed's log of communication is empty; the prediction has one")
+        integration.skip("DeepSpeed's communication log is empty; the prediction contains a table of communication")
         return {}
 
     patches.set(logger, "append", lambda self, *args, **kwargs: None)

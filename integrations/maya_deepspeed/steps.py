@@ -1,5 +1,5 @@
-"""Steps of a DeepSpeed engine: ZeRO steps the optimizer in parts, and once before training, with gradients of zero, to have its
-state. Checked with deepspeed 0.19."""
+"""Counts the steps of a DeepSpeed engine. ZeRO steps the optimizer in parts, and once before training, with zero gradients, to create
+its state. Checked with deepspeed 0.19."""
 
 from __future__ import annotations
 
@@ -30,20 +30,22 @@ def install(integration: Integration) -> None:
             with steps.one_step_of(self):
                 labels.gradients(integration, self)
                 step(self, *args, **kwargs)
-                labels.state(integration, self)  # the optimizers inside were taken for the program's own
+                labels.state(
+                    integration, self
+                )  # corrects the labels of the step counter, which took the inner optimizers for the program's
 
         patches.set(module.DeepSpeedEngine, "_take_model_step", _take_model_step)
 
     def optimizer(name: str, module: ModuleType) -> None:
         kind = getattr(module, name)
-        patches.set(kind, "initialize_optimizer_states", _aside(kind.initialize_optimizer_states, integration))
+        patches.set(kind, "initialize_optimizer_states", _not_counted(kind.initialize_optimizer_states, integration))
 
     patches.when_imported("deepspeed.runtime.engine", engine)
     for module, name in OPTIMIZERS.items():
         patches.when_imported(module, functools.partial(optimizer, name))
 
 
-def _aside(original: Callable[..., Any], integration: Integration) -> Callable[..., Any]:
+def _not_counted(original: Callable[..., Any], integration: Integration) -> Callable[..., Any]:
     @functools.wraps(original)
     def initialize_optimizer_states(self: Any, *args: Any, **kwargs: Any) -> Any:
         with integration.steps.aside():

@@ -1,4 +1,4 @@
-"""How DeepSpeed shows in a model: the class that wraps it, and parameters that ZeRO-3 has partitioned. Imports nothing of DeepSpeed."""
+"""Recognizes DeepSpeed in a model: the class that wraps it, and parameters that ZeRO-3 partitioned. Does not import DeepSpeed."""
 
 from __future__ import annotations
 

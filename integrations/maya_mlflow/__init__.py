@@ -1,11 +1,11 @@
-"""Maya in MLflow: predictions beside the runs they predicted, and what the runs say of the predictions.
+"""Maya for MLflow: logs predictions next to the real runs they predicted, compares them, and corrects later predictions.
 
     maya run --mlflow -- python train.py            # a predicted run
     with maya_mlflow.record_actual(): train()       # the actual one, on the real GPUs, under the same keys
     maya compare --experiment NAME                  # the pairs
-    maya calibrate --from-mlflow NAME               # the next predictions follow them
+    maya calibrate --from-mlflow NAME               # corrects later predictions
 
-MLflow is imported only where something is asked of it, and never into the process of a training.
+MLflow is imported only when it is needed, and never into the process of a training.
 """
 
 import importlib
@@ -23,6 +23,6 @@ def __getattr__(name: str) -> Any:
         from maya_mlflow.recorder import record_actual
 
         return record_actual
-    if name in ("lightning", "huggingface"):  # RecordActual, of each
+    if name in ("lightning", "huggingface"):  # their RecordActual callbacks
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module 'maya_mlflow' has no attribute '{name}'")

@@ -1,4 +1,4 @@
-"""`maya calibrate --from-mlflow`: from the pairs of an experiment to a calibration that later predictions follow."""
+"""Implements `maya calibrate --from-mlflow`: makes a calibration from the pairs of an experiment. The fit itself is in run_factors.py."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from maya_mlflow import keys, pairs
 from maya_mlflow.pairs import Pair, ask
 from maya_mlflow.run_factors import FactorCase, fit
 
-FAR = 3.0  # a factor beyond this, or below one by it, is more likely another machine than another GPU
+FAR = 3.0  # a factor beyond this, or below its inverse, probably means that the runs used another machine
 
 
 def calibrate(experiment: str, uri: str | None, gpu: str | None, name: str | None, add: bool, replace: bool) -> Path:
-    """Fits, tells what it is worth, and writes the calibration."""
+    """Fits the factors, prints how much they help, and writes the calibration."""
     console = Console()
     if add and replace:
-        raise MayaError("--add and --replace together.", "Give one of them.")
+        raise MayaError("--add and --replace do not work together.", "Give one of them.")
     client = pairs.client(uri)
     found = pairs.find_experiment(client, experiment)
     every = pairs.pairs_of(pairs.runs_of(client, found.experiment_id))
@@ -51,26 +51,28 @@ def calibrate(experiment: str, uri: str | None, gpu: str | None, name: str | Non
     with tempfile.TemporaryDirectory(prefix="maya-") as folder:
         cases, skipped = _cases(client, jobs, Path(folder))
         for reason in skipped:
-            console.print(f"  [dim]left out:[/dim] {reason}", highlight=False, soft_wrap=True)
+            console.print(f"  [dim]skipped:[/dim] {reason}", highlight=False, soft_wrap=True)
         factors = fit(cases, found.name, older)
     console.print(_table(cases, factors))
-    _say(console, factors)
+    _report(console, factors)
     made = _calibration(target, chosen, found.name, factors, older)
     path = write_calibration(made, replace=add or replace)
-    console.print(
-        f"Written to {path}; predictions for {chosen} follow it from now on.", highlight=False, soft_wrap=True
-    )
+    console.print(f"Written: {path}. Predictions for {chosen} use it from now on.", highlight=False, soft_wrap=True)
     if others := [each.name for each in calibrations(chosen) if each.name != target]:
-        console.print(f"[yellow]Not used any more, being older: {', '.join(others)}.[/yellow]", soft_wrap=True)
+        console.print(
+            f"[yellow]These older calibrations are not used any more: {', '.join(others)}.[/yellow]", soft_wrap=True
+        )
     return path
 
 
 def _jobs(every: list[Pair], gpu: str | None, experiment: str) -> tuple[list[list[Pair]], str]:
-    """The pairs by job, of one GPU, and which. Pairs whose runs are not of the same job say nothing of the prediction."""
+    """The pairs of one GPU, grouped by job, and the GPU. Pairs whose runs belong to different jobs are ignored."""
     same = [pair for pair in every if not pair.differences()]
     gpus = sorted({pair.predicted.params.get("maya/gpu", "") for pair in same})
     if gpu is None and len(gpus) > 1:
-        raise MayaError(f"the runs of '{experiment}' are of several GPUs: {', '.join(gpus)}.", "Choose one with --gpu.")
+        raise MayaError(
+            f"experiment '{experiment}' has runs on several GPUs: {', '.join(gpus)}.", "Choose one with --gpu."
+        )
     chosen = gpu or (gpus[0] if gpus else "")
     jobs: dict[str, list[Pair]] = {}
     for pair in same:
@@ -80,20 +82,20 @@ def _jobs(every: list[Pair], gpu: str | None, experiment: str) -> tuple[list[lis
         of = f" on {gpu}" if gpu else ""
         raise MayaError(
             f"experiment '{experiment}' has no pairs of a prediction and an actual run{of}.",
-            "`maya compare` says which pairs there are.",
+            "`maya compare` lists the pairs.",
         )
     return list(jobs.values()), find_gpu(chosen).name
 
 
 def _older(name: str, gpu: str, add: bool, replace: bool) -> Calibration | None:
-    """The calibration that is added to: its measurements of kernels count, and what they leave is fitted."""
+    """The calibration to add to: its kernel measurements are kept, and the factors are fitted on top of them."""
     path = path_of(name)
     if not path.exists():
         return None
     if not add and not replace:
         raise MayaError(
-            f"there is a calibration '{name}' already ({path}).",
-            "Give --replace to write over it, --add to keep its measurements of kernels, or --name for a new one.",
+            f"a calibration '{name}' already exists ({path}).",
+            "Give --replace to overwrite it, --add to keep its kernel measurements, or --name for a new one.",
         )
     found = read_calibration(path)
     if found is None or found.gpu != gpu:
@@ -109,7 +111,7 @@ def _cases(client: Any, jobs: list[list[Pair]], folder: Path) -> tuple[list[Fact
         where.mkdir()
         names = {one.path for one in ask(client.list_artifacts, newest.run_id)}
         if "trace" not in names:
-            skipped.append(f"{newest.name} {newest.run_id[:8]}, whose trace is not among its artifacts")
+            skipped.append(f"{newest.name} {newest.run_id[:8]}, because its trace is not among its artifacts")
             continue
         job = read_job(ask(client.download_artifacts, newest.run_id, "trace", str(where)))
         options = PredictionOptions(
@@ -125,7 +127,7 @@ def _table(cases: list[FactorCase], factors: RunFactors) -> Table:
     import numpy as np
 
     table = Table()
-    for title in ("run", "actual", "predicted before", "", "after", ""):
+    for title in ("run", "actual", "predicted before", "error", "after", "error"):
         table.add_column(title, justify="left" if title == "run" else "right")
     logs = np.log([getattr(factors, name) for name in CLASSES])
     for case in cases:
@@ -137,19 +139,19 @@ def _table(cases: list[FactorCase], factors: RunFactors) -> Table:
     return table
 
 
-def _say(console: Console, factors: RunFactors) -> None:
-    console.print(f"Calibrated by {factors}.", highlight=False, soft_wrap=True)
+def _report(console: Console, factors: RunFactors) -> None:
+    console.print(f"Fitted to {factors}.", highlight=False, soft_wrap=True)
     console.print(
-        f"Step time is {factors.before_pct:.1f} % off before, {factors.after_pct:.1f} % after: the median, each run predicted by the others.",
+        f"The median error of step time is {factors.before_pct:.1f} % before and {factors.after_pct:.1f} % after, each run predicted from the others.",
         highlight=False,
         soft_wrap=True,
     )
-    together = [group for group in factors.fitted if "+" in group]
-    if together:
-        console.print(f"Told apart by too few runs, so with one factor: {'; '.join(together)}.", highlight=False)
+    shared = [group for group in factors.fitted if "+" in group]
+    if shared:
+        console.print(f"Too few runs distinguish these, so they share a factor: {'; '.join(shared)}.", highlight=False)
     if far := [name for name in CLASSES if not 1 / FAR <= getattr(factors, name) <= FAR]:
         console.print(
-            f"[yellow]{', '.join(far)}: more than {FAR:g} times off. Are these runs of the GPU they are named for?[/yellow]",
+            f"[yellow]{', '.join(far)}: the factor is larger than {FAR:g}. Did these runs really use this GPU?[/yellow]",
             soft_wrap=True,
         )
 

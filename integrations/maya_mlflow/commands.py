@@ -1,5 +1,5 @@
-"""What MLflow adds to the `maya` command: `maya compare`, `maya calibrate --from-mlflow`, `maya mlflow upload`. MLflow itself is imported
-when one of them runs, not before."""
+"""The commands for MLflow: `maya compare`, `maya calibrate --from-mlflow` and `maya mlflow upload`. MLflow itself is only imported when
+one of them runs."""
 
 from __future__ import annotations
 
@@ -19,28 +19,29 @@ DRIFTED = 4  # exit code
 
 UriOption = Annotated[
     str | None,
-    typer.Option("--tracking-uri", help="Of the MLflow server or database. Default: MLflow's own configuration."),
+    typer.Option("--tracking-uri", help="The MLflow server or database. Default: MLflow's own configuration."),
 ]
 ExperimentOption = Annotated[
-    str | None, typer.Option(help="Its name. Default: MLFLOW_EXPERIMENT_NAME, or 'maya'.", metavar="NAME")
+    str | None,
+    typer.Option(help="The name of the experiment. Default: MLFLOW_EXPERIMENT_NAME, or 'maya'.", metavar="NAME"),
 ]
 
-mlflow = typer.Typer(help="Runs that are kept on disk for MLflow.", no_args_is_help=True)
+mlflow = typer.Typer(help="Manages runs that are stored on disk for MLflow.", no_args_is_help=True)
 
 
 @mlflow.callback()
 def _mlflow() -> None:
-    """Runs that are kept on disk for MLflow."""
+    """Manages runs that are stored on disk for MLflow."""
 
 
 @mlflow.command()
 def upload(
     folders: Annotated[
-        list[Path], typer.Argument(help="What was kept: maya-mlflow/predicted-...", metavar="FOLDER...")
+        list[Path], typer.Argument(help="The folder of a stored run: maya-mlflow/predicted-...", metavar="FOLDER...")
     ],
     uri: UriOption = None,
 ) -> None:
-    """Sends runs that could not be sent when they were made. Sent twice, a run is still one."""
+    """Sends runs that could not be sent when they were recorded. Sending a run twice does not duplicate it."""
     from maya_mlflow.upload import require_mlflow
     from maya_mlflow.upload import upload as send
 
@@ -63,22 +64,22 @@ def compare(
         float,
         typer.Option(
             min=0,
-            help="Percent. Exit with 4 if a metric of the newest 10 pairs is further off, in the median; 'inf' for never.",
+            help="Percent. Exit with 4 if the median error of a metric over the newest 10 pairs is larger; 'inf' for never.",
         ),
     ] = 10.0,
-    out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("maya-compare"),
+    out: Annotated[Path, typer.Option(help="The folder for the figures.")] = Path("maya-compare"),
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the errors of every pair to this file.", metavar="FILE")
     ] = None,
     log: Annotated[bool, typer.Option(help="Log the errors on the runs, as error/..._pct.")] = True,
     uri: UriOption = None,
 ) -> None:
-    """Holds predictions against the actual runs they were made for, from MLflow."""
+    """Compares predictions in MLflow with the actual runs that they predicted."""
     from maya_mlflow import compare as comparing
 
     if runs is not None and len(runs) not in (0, 2):
         raise MayaError(
-            f"{len(runs)} run{'s' * (len(runs) != 1)} to compare.",
+            f"{len(runs)} run{'s' * (len(runs) != 1)} cannot be compared.",
             "Give a predicted and an actual run, or an --experiment.",
         )
     comparing.check_folder(out)
@@ -113,7 +114,7 @@ def _given_pair(predicted: Run, actual: Run) -> Pair:
     pair = Pair(predicted, actual, "given")
     if not pair.errors():
         raise MayaError(
-            f"runs {predicted.run_id[:8]} and {actual.run_id[:8]} have no metric in common that can be compared.",
+            f"runs {predicted.run_id[:8]} and {actual.run_id[:8]} have no metric in common.",
             "Give a run that `maya run --mlflow` logged, and one that `maya_mlflow.record_actual` did.",
         )
     return pair
@@ -121,17 +122,17 @@ def _given_pair(predicted: Run, actual: Run) -> Pair:
 
 def _no_pairs(name: str, runs: list[Run]) -> tuple[str, str]:
     counts = {kind: sum(run.kind == kind for run in runs) for kind in ("predicted", "actual")}
-    problem = f"experiment '{name}' has no pairs: {counts['predicted']} predicted and {counts['actual']} actual runs of Maya's."
+    problem = f"experiment '{name}' has no pairs: {counts['predicted']} predicted and {counts['actual']} actual runs."
     if not counts["predicted"] or not counts["actual"]:
         return (
             problem,
-            "`maya run --mlflow` logs predicted ones, `maya_mlflow.record_actual` actual ones (docs/mlflow.md).",
+            "`maya run --mlflow` logs predicted runs, `maya_mlflow.record_actual` logs actual ones (docs/mlflow.md).",
         )
     if not any(run.kind == "actual" and keys.STEP_TIME in run.metrics for run in runs):
-        return problem, "None of the actual ones was timed: put the training into `maya_mlflow.record_actual()`."
+        return problem, "None of the actual runs was timed: put the training into `maya_mlflow.record_actual()`."
     return (
         problem,
-        "Their fingerprints differ: give both the same pair id (MAYA_PAIR_ID), or compare two by their run ids to see in what.",
+        "Their fingerprints differ: give both the same pair id (MAYA_PAIR_ID), or compare two runs by their ids to see how they differ.",
     )
 
 
@@ -139,12 +140,10 @@ def _check_json(path: Path | None) -> None:
     if path is None:
         return
     if path.is_dir() or not path.parent.is_dir():
-        raise MayaError(
-            f"--json {path}: no file can be written there.", "Give a file's name in a folder that is there."
-        )
+        raise MayaError(f"--json {path}: no file can be written there.", "Give a file in an existing folder.")
     if path.exists() and '"format": "maya-compare"' not in path.read_text(errors="replace")[:200]:
         raise MayaError(
-            f"{path} is there already and is not one of Maya's: it will not be overwritten.", "Give another name."
+            f"{path} already exists and was not written by Maya, so it is not overwritten.", "Give another name."
         )
 
 
@@ -153,10 +152,10 @@ def _check_drift(drift: dict[str, float], threshold: float, count: int) -> None:
 
     over = {key: error for key, error in drift.items() if error > threshold}
     if over:
-        of = f"the newest {count} pairs" if count > 1 else "this pair"
-        said = ", ".join(f"{NAMES[key]} by {error:.1f} %" for key, error in over.items())
+        pairs = f"the newest {count} pairs" if count > 1 else "this pair"
+        errors = ", ".join(f"{NAMES[key]} {error:.1f} %" for key, error in over.items())
         Console(stderr=True).print(
-            f"Off by more than {threshold:g} % in the median of {of}: {said}.", highlight=False, soft_wrap=True
+            f"The median error of {pairs} is larger than {threshold:g} %: {errors}.", highlight=False, soft_wrap=True
         )
         raise typer.Exit(DRIFTED)
 
@@ -166,38 +165,45 @@ def calibrate_runs(
     from_mlflow: Annotated[
         str | None,
         typer.Option(
-            "--from-mlflow", help="From the actual runs of this experiment and their predictions.", metavar="EXPERIMENT"
+            "--from-mlflow",
+            help="Calibrate from the actual runs of this experiment and their predictions.",
+            metavar="EXPERIMENT",
         ),
     ] = None,
     gpu: Annotated[
-        str | None, typer.Option(help="With --from-mlflow: of which GPU, if it has runs of several.")
+        str | None, typer.Option(help="With --from-mlflow: the GPU, if the experiment has runs on several.")
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="With --from-mlflow: of the calibration. Default: the GPU's, and '-runs'.")
+        str | None,
+        typer.Option(help="With --from-mlflow: the name of the calibration. Default: the name of the GPU and '-runs'."),
     ] = None,
     add_to: Annotated[
-        bool, typer.Option("--add", help="With --from-mlflow: keep the named calibration's measurements.")
+        bool,
+        typer.Option(
+            "--add", help="With --from-mlflow: keep the kernel measurements of the calibration with that name."
+        ),
     ] = False,
     replace: Annotated[
-        bool, typer.Option("--replace", help="With --from-mlflow: write over the calibration of that name.")
+        bool, typer.Option("--replace", help="With --from-mlflow: overwrite the calibration of that name.")
     ] = False,
     uri: UriOption = None,
     hardware: Annotated[Path | None, typer.Option("--hardware", help="A TOML file with hardware of your own.")] = None,
 ) -> None:
-    """Predictions that follow measurements of your own: profiler traces, nccl-tests, micro-benchmarks, actual runs in MLflow."""
+    """Corrects predictions by your own measurements: profiler traces, nccl-tests, micro-benchmarks, actual runs in MLflow."""
     if from_mlflow is None:
         if context.invoked_subcommand is None:
             raise MayaError(
-                "nothing to calibrate from.", "Give --from-mlflow EXPERIMENT, or a command: `maya calibrate --help`."
+                "there is nothing to calibrate from.",
+                "Give --from-mlflow EXPERIMENT, or a command: `maya calibrate --help`.",
             )
         if gpu or name or add_to or replace or uri or hardware:
             raise MayaError(
-                f"options before '{context.invoked_subcommand}' are those of --from-mlflow.",
+                f"options before '{context.invoked_subcommand}' only apply to --from-mlflow.",
                 "Give them after the command.",
             )
         return
     if context.invoked_subcommand is not None:
-        raise MayaError(f"--from-mlflow and {context.invoked_subcommand} together.", "Give one of them.")
+        raise MayaError(f"--from-mlflow and {context.invoked_subcommand} do not work together.", "Give one of them.")
     from maya_core.hardware.catalog import use_hardware_file
     from maya_mlflow.calibrate import calibrate
 

@@ -1,4 +1,5 @@
-"""Predictions against what came of them: tables, figures, and errors logged on the runs."""
+"""Compares predictions with actual runs: tables, figures, and errors that are logged on the runs. Finding the pairs is the task of
+pairs.py."""
 
 from __future__ import annotations
 
@@ -25,14 +26,14 @@ NAMES = {
     keys.PEAK_ALLOCATED: "peak allocated",
     keys.PEAK_RESERVED: "peak reserved",
 }
-ROWS = 20  # of a table; more pairs are told by their worst
-NEWEST = 10  # pairs that tell of drift
-AT_ONCE = 8  # requests
-SHOWN = 50  # requests from which progress is shown
+ROWS = 20  # of a table; of more pairs the worst are shown
+NEWEST = 10  # pairs that are checked for drift
+AT_ONCE = 8  # concurrent requests
+SHOWN = 50  # with more requests, progress is shown
 FIGURES = ("predicted_vs_actual.png", "errors.png")
 
 
-def told(key: str, value: float) -> str:
+def metric_in_words(key: str, value: float) -> str:
     if key == keys.STEP_TIME:
         return wording.seconds(value)
     return wording.size(value * keys.MB) if key.endswith("_mb") else wording.count(value)
@@ -48,24 +49,24 @@ def one_pair(pair: Pair) -> Table:
         table.add_column(title, justify="left" if not title else "right")
     for key, error in pair.errors().items():
         mine, real = pair.predicted.metrics[key], pair.actual.metrics[key]
-        table.add_row(NAMES[key], told(key, mine), told(key, real), percent(error))
+        table.add_row(NAMES[key], metric_in_words(key, mine), metric_in_words(key, real), percent(error))
     return table
 
 
 def many_pairs(pairs: list[Pair]) -> Table:
-    """The pairs, newest last; of many those that are furthest off."""
+    """The pairs, newest last. If there are many, those with the largest errors."""
     shown = pairs
     title = f"{len(pairs)} pairs"
     if len(pairs) > ROWS:
         worst = sorted(pairs, key=lambda pair: -max(map(abs, pair.errors().values()), default=0.0))
         shown = worst[:ROWS]
-        title = f"{len(pairs):,} pairs, the {ROWS} that are furthest off"
+        title = f"{len(pairs):,} pairs, the {ROWS} with the largest errors"
     used = [key for key in keys.COMPARED if any(key in pair.errors() for pair in shown)]
     table = Table(title=title)
     table.add_column("actual run")
     table.add_column("step time", justify="right")
     for key in used:
-        table.add_column(f"{NAMES[key]}, off", justify="right")
+        table.add_column(f"error of {NAMES[key]}", justify="right")
     for pair in shown:
         errors = pair.errors()
         table.add_row(
@@ -77,7 +78,7 @@ def many_pairs(pairs: list[Pair]) -> Table:
 
 
 def summary(pairs: list[Pair]) -> Table:
-    table = Table(title="of all pairs")
+    table = Table(title="all pairs")
     for title in ("", "pairs", "median error", "90 % within", "within 5 %", "within 10 %"):
         table.add_column(title, justify="left" if not title else "right")
     for key, errors in by_metric(pairs).items():
@@ -91,13 +92,13 @@ def summary(pairs: list[Pair]) -> Table:
 
 
 def by_metric(pairs: list[Pair]) -> dict[str, np.ndarray]:
-    """Errors in percent, one to a pair, not a number where a pair has none."""
+    """The errors in percent, one for each pair; NaN if a pair lacks the metric."""
     every = [pair.errors() for pair in pairs]
     return {key: np.array([errors.get(key, np.nan) for errors in every]) for key in keys.COMPARED}
 
 
 def drift(pairs: list[Pair]) -> dict[str, float]:
-    """By metric, the median size of the newest pairs' errors."""
+    """The median absolute error of the newest pairs, by metric."""
     found = {}
     for key, errors in by_metric(pairs).items():
         known = np.abs(errors[np.isfinite(errors)])[-NEWEST:]
@@ -107,7 +108,7 @@ def drift(pairs: list[Pair]) -> dict[str, float]:
 
 
 def say_differences(console: Console, pairs: list[Pair]) -> None:
-    """Pairs that are joined by a pair id may be of different jobs: then their error says something else."""
+    """Warns about pairs of different jobs, which a pair id can join: their errors do not describe the prediction."""
     for pair in [pair for pair in pairs if pair.differences()][:5]:
         console.print(
             f"[yellow]{pair.predicted.name} and {pair.actual.name} {pair.actual.run_id[:8]} are not the same job: {'; '.join(pair.differences())}.[/yellow]",
@@ -116,7 +117,7 @@ def say_differences(console: Console, pairs: list[Pair]) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Before any work is done: whether the figures can be written there."""
+    """Checks, before any work is done, that the figures can be written there."""
     if folder.exists() and not folder.is_dir():
         raise MayaError(f"--out {folder} is a file.", "Give a folder for the figures.")
     if folder.exists():

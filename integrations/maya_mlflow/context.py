@@ -1,5 +1,5 @@
-"""Tags for the runs that a program of the user's own logs to MLflow, by MLflow's `run_context_provider` entry point: launched with the
-variables that `maya run --mlflow` prints, a real run pairs with its prediction by itself."""
+"""Adds tags to the runs that a user's program logs to MLflow, through MLflow's `run_context_provider` entry point. If the program is
+launched with the variables that `maya run --mlflow` prints, its run is paired with the prediction."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ FINGERPRINT_VARIABLE = "MAYA_FINGERPRINT"
 
 
 def checked_pair(pair: str | None) -> str | None:
-    """A pair's name as it may stand in a tag and in a search for it."""
+    """Checks that a pair id is valid in a tag and in a search."""
     if pair is not None and not re.fullmatch(r"[\w.:-]{1,100}", pair):
-        raise MayaError(f"'{pair}' cannot be the name of a pair.", "Use letters, digits, '-', '_', '.' and ':'.")
+        raise MayaError(f"'{pair}' cannot be a pair id.", "Use letters, digits, '-', '_', '.' and ':'.")
     return pair
 
 
 def tags() -> dict[str, str]:
-    """Of runs that begin in this process; none of them while it is emulated, for then they are no actual runs."""
+    """The tags of runs that start in this process. There are none under emulation, because such runs are not actual runs."""
     pair, fingerprint = os.environ.get(PAIR_VARIABLE), os.environ.get(FINGERPRINT_VARIABLE)
     if not (pair or fingerprint) or emulated():
         return {}
@@ -32,13 +32,13 @@ def tags() -> dict[str, str]:
 
 
 def emulated() -> bool:
-    """Is this process, now?"""
+    """Whether this process is being emulated."""
     device: Any = sys.modules.get("maya_core.device.emulated")
     return device is not None and device.EmulatedDevice.current is not None
 
 
 class RunContext:
-    """What MLflow asks of a provider. (It checks no base class, and importing one would import MLflow.)"""
+    """The interface of a provider. (MLflow does not check the base class, and importing it would import MLflow.)"""
 
     def in_context(self) -> bool:
         return bool(tags())

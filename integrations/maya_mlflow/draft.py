@@ -1,7 +1,6 @@
-"""A run on disk: all that MLflow is to be told of it, written before anything is sent. So nothing is lost with a server, and what was
-not sent can be sent later, once.
+"""Stores a run on disk before anything is sent to MLflow. If the server fails, nothing is lost, and the run can be sent later.
 
-    maya-mlflow/predicted-3f9a0c12d4e5/run.json, artifacts/...
+maya-mlflow/predicted-3f9a0c12d4e5/run.json, artifacts/...
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ FOLDER_VARIABLE = "MAYA_MLFLOW_FOLDER"
 RUN = "run.json"
 ARTIFACTS = "artifacts"
 LOG = "sending.log"
-ELSEWHERE = "--elsewhere"  # to another server than the one it was made for: an experiment's id is that one's own
+ELSEWHERE = "--elsewhere"  # the run goes to another server than intended, whose experiments have other ids
 
 
 class Draft(BaseModel):
-    """run.json."""
+    """The content of run.json."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -37,11 +36,11 @@ class Draft(BaseModel):
     kind: Kind
     upload_id: str = Field(default_factory=lambda: uuid.uuid4().hex[:12])
     name: str
-    tracking_uri: str | None = None  # None: MLflow's own configuration, where it is sent
+    tracking_uri: str | None = None  # None: MLflow's own configuration at the time of sending
     experiment: str | None = None  # the same
     experiment_id: str | None = None
     parent_run_id: str | None = None
-    run_id: str | None = None  # a run of the user's to log to, where that was asked for; it is neither begun nor ended
+    run_id: str | None = None  # an existing run to log to, if requested; it is neither started nor ended
     status: Literal["FINISHED", "FAILED"] = "FINISHED"
     started_ms: int = Field(default_factory=lambda: int(time.time() * 1000))
     ended_ms: int = Field(default_factory=lambda: int(time.time() * 1000))
@@ -51,14 +50,14 @@ class Draft(BaseModel):
 
 
 def new_folder(draft: Draft) -> Path:
-    """Where a draft goes: a folder of its own, that nothing else writes to."""
+    """Creates the folder of a draft, which nothing else writes to."""
     folder = Path(os.environ.get(FOLDER_VARIABLE, FOLDER)) / f"{draft.kind}-{draft.upload_id}"
     (folder / ARTIFACTS).mkdir(parents=True)
     return folder
 
 
 def write(draft: Draft, folder: Path) -> None:
-    """To be written last: a folder with run.json is whole."""
+    """Writes run.json. It must be written last: a folder that has it is complete."""
     kept = draft.model_copy(update={"tracking_uri": without_password(draft.tracking_uri)})
     part = folder / (RUN + ".part")
     part.write_text(kept.model_dump_json(indent=2) + "\n")
@@ -70,15 +69,15 @@ def read(folder: Path) -> Draft:
         return Draft.model_validate_json((folder / RUN).read_text())
     except FileNotFoundError as error:
         raise MayaError(
-            f"{folder} holds no run that is to be uploaded: there is no {RUN} in it.",
-            f"Those that are have a folder each in {FOLDER}/; it is removed when the run has been uploaded.",
+            f"{folder} does not contain a run to upload: it has no {RUN}.",
+            f"Stored runs are in folders below {FOLDER}/. A folder is removed when its run has been uploaded.",
         ) from error
     except (OSError, ValidationError) as error:
         raise MayaError(f"{folder / RUN} cannot be read: {str(error).splitlines()[0]}", "Predict again.") from error
 
 
 def remove(folder: Path) -> None:
-    """It has been sent."""
+    """Removes a draft that has been sent."""
     shutil.rmtree(folder)
     if folder.parent.name == FOLDER and not any(folder.parent.iterdir()):
         folder.parent.rmdir()

@@ -1,4 +1,4 @@
-"""Pictures, with matplotlib, which comes with MLflow: of one prediction, and of predictions against what came of them."""
+"""Draws figures with matplotlib, which MLflow depends on: of one prediction, and of predictions compared with actual runs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from maya_core.report import wording
 from maya_core.report.prediction import Prediction
 from maya_mlflow import keys
 
-# The page's colours.
+# The same colours as on the report page.
 PARTS = {
     "compute_s": ("compute", "#0072b2"),
     "exposed_communication_s": ("exposed communication", "#d55e00"),
-    "waiting_s": ("waiting", "#f0bf9d"),
+    "waiting_s": ("waiting for other ranks", "#f0bf9d"),
     "copy_s": ("copies", "#56b4e9"),
-    "host_s": ("host", "#aab2bb"),
+    "host_s": ("waiting for the host", "#aab2bb"),
 }
 CATEGORIES = {
     "parameters": "#0072b2",
@@ -42,12 +42,12 @@ BANDS = (0.05, 0.10)
 
 
 def of_prediction(prediction: Prediction) -> dict[str, Figure]:
-    """By name: where a step goes, and what fills the memory at its peak."""
+    """Figures by name: where the time of a step goes, and what memory contains at its peak."""
     found = {}
     if prediction.time is not None and prediction.step_time_s:
         seconds = {name: getattr(prediction.time, name) for name in PARTS}
         shares = [(PARTS[name][0], value, PARTS[name][1]) for name, value in seconds.items() if value > 0]
-        title = f"A step: {wording.seconds(prediction.step_time_s)}"
+        title = f"Time of a step: {wording.seconds(prediction.step_time_s)}"
         found["step"] = _bar(shares, title, wording.seconds)
     fullest = prediction.memory.fullest
     if fullest is not None and fullest.by_category_bytes:
@@ -55,17 +55,17 @@ def of_prediction(prediction: Prediction) -> dict[str, Figure]:
         parts = [
             (name.replace("_", " "), float(size), CATEGORIES.get(name, "#8b939c")) for name, size in by_size if size
         ]
-        title = f"Memory at its peak, rank {fullest.rank}: {wording.size(fullest.peak_allocated_bytes)}"
+        title = f"Peak memory, rank {fullest.rank}: {wording.size(fullest.peak_allocated_bytes)}"
         found["memory"] = _bar(parts, title, wording.size)
     return found
 
 
-def _bar(parts: Sequence[tuple[str, float, str]], title: str, told: Any) -> Figure:
+def _bar(parts: Sequence[tuple[str, float, str]], title: str, write: Any) -> Figure:
     figure = Figure(figsize=(7.5, 0.9 + 0.36 * len(parts)), layout="constrained")
     axes = figure.subplots()
     names, values, colours = zip(*parts, strict=True)
     bars = axes.barh(names, values, color=colours, height=0.7)
-    axes.bar_label(bars, [f"{told(value)}, {value / sum(values):.0%}" for value in values], padding=4, fontsize=9)
+    axes.bar_label(bars, [f"{write(value)}, {value / sum(values):.0%}" for value in values], padding=4, fontsize=9)
     axes.invert_yaxis()
     axes.set_title(title, fontsize=10, loc="left")
     axes.set_xlim(0, max(values) * 1.3)
@@ -76,7 +76,7 @@ def _bar(parts: Sequence[tuple[str, float, str]], title: str, told: Any) -> Figu
 
 
 def scatter(metrics: dict[str, tuple[np.ndarray, np.ndarray]]) -> Figure:
-    """Predicted against actual, a square for each metric, with bands of 5 and 10 %. By key: (predicted, actual)."""
+    """Predicted against actual values, one plot for each metric, with bands of 5 and 10 %. By key: (predicted, actual)."""
     shown = {key: pair for key, pair in metrics.items() if len(pair[0])}
     figure = Figure(figsize=(3.7 * len(shown) + 0.3, 4.1), layout="constrained")
     for axes, (key, (predicted, actual)) in zip(
@@ -109,7 +109,7 @@ def scatter(metrics: dict[str, tuple[np.ndarray, np.ndarray]]) -> Figure:
         axes.set_aspect("equal")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(FuncFormatter(_number))
-            if most / least < 30:  # less than a decade or so has few whole powers of ten
+            if most / least < 30:  # a short axis contains few powers of ten
                 axis.set_minor_formatter(FuncFormatter(_one_two_five))
             else:
                 axis.set_minor_formatter(NullFormatter())
@@ -132,11 +132,11 @@ def _unit(key: str) -> str:
 
 
 def errors_over_time(when_ms: np.ndarray, errors: dict[str, np.ndarray]) -> Figure:
-    """Each pair's error when its actual run began, in percent; not a number where a pair lacks the metric."""
+    """The error of each pair in percent, at the start of its actual run; NaN if a pair lacks the metric."""
     figure = Figure(figsize=(8.5, 3.8), layout="constrained")
     axes = figure.subplots()
     many = len(when_ms) > 50
-    # Runs that began within the same minute would lie on top of each other: they are in their order instead.
+    # Runs that started at nearly the same time would overlap, so they are drawn in their order instead.
     spread = len(when_ms) > 1 and np.ptp(when_ms) > 3_600_000
     where: Any = (
         [datetime.datetime.fromtimestamp(ms / 1000) for ms in when_ms] if spread else np.arange(1, len(when_ms) + 1)
@@ -150,7 +150,7 @@ def errors_over_time(when_ms: np.ndarray, errors: dict[str, np.ndarray]) -> Figu
                 where, values, marker, color=colour, markersize=3 if many else 5, alpha=0.4 if many else 0.9, label=name
             )
     axes.axhline(0, color="#8b939c", linewidth=0.8)
-    axes.set_ylabel("predicted above actual, %")
+    axes.set_ylabel("error of the prediction, %")
     axes.set_xlabel("" if spread else "actual run, oldest first")
     if not spread and not many:
         axes.set_xticks(where)

@@ -1,5 +1,5 @@
-"""What joins a prediction and the run it was made for: a digest of what both see of the job. Host paths, seeds, data and versions are
-not in it, nor what only one of the two can know."""
+"""The fingerprint that pairs a prediction with its actual run: a digest of what both know about the job. It does not contain paths,
+seeds, data or versions, or anything that only one of the two can know."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from maya_core.report.prediction import Prediction, Workload
 
 
 class JobIdentity(BaseModel):
-    """A job as its predicted and its actual run know it."""
+    """What both the predicted and the actual run know about a job."""
 
     model_config = ConfigDict(frozen=True)
 
-    gpu: str  # as the catalog calls it
+    gpu: str  # the name in the catalog
     world_size: int
     gpus_per_node: int
     workload: Workload
 
     @property
     def fingerprint(self) -> str:
-        told = json.dumps(self.model_dump(), sort_keys=True)
-        return hashlib.sha256(told.encode()).hexdigest()[:16]
+        content = json.dumps(self.model_dump(), sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     @property
     def parts(self) -> dict[str, str]:
-        """In words, and short: what two jobs with other fingerprints differ in can be told from these."""
+        """The content of the fingerprint in short words, to show how two jobs differ."""
         work = self.workload
         shapes = hashlib.sha256(json.dumps(work.shapes, sort_keys=True).encode()).hexdigest()[:8]
         return {
@@ -58,5 +58,5 @@ def predicted_job(prediction: Prediction) -> JobIdentity | None:
 
 
 def differences(one: dict[str, str], other: dict[str, str]) -> list[str]:
-    """What is not the same in the parts of two jobs."""
+    """How the parts of two jobs differ, in words."""
     return [f"{name} {one[name]} and {other[name]}" for name in one if name in other and one[name] != other[name]]

@@ -1,6 +1,5 @@
-"""What changes in MLflow while an emulation is on: what the program logs is taken and answered, and goes to a folder that is thrown
-away. Losses are constants there and times those of this machine, so none of it may reach the user's experiments. Checked with
-MLflow 3.17."""
+"""Redirects what the program logs to MLflow under emulation to a temporary folder. Losses are constants and times are those of this
+machine, so they must not reach the user's experiments. Checked with MLflow 3.17."""
 
 from __future__ import annotations
 
@@ -22,19 +21,19 @@ FLUENT = "mlflow.tracking.fluent"
 
 
 def install(integration: Integration) -> None:
-    thrown_away = ThrownAway(integration)
-    integration.patches.when_imported(TRACKING, thrown_away.take_runs)
-    integration.patches.when_imported(MODELS, thrown_away.take_models)
-    integration.patches.when_imported(ARTIFACTS, thrown_away.take_artifacts)
-    # An experiment that is set now is one of the thrown-away store's.
+    stores = TemporaryStores(integration)
+    integration.patches.when_imported(TRACKING, stores.take_runs)
+    integration.patches.when_imported(MODELS, stores.take_models)
+    integration.patches.when_imported(ARTIFACTS, stores.take_artifacts)
+    # An experiment that is set under emulation belongs to the temporary store.
     integration.patches.keep(os.environ, "MLFLOW_EXPERIMENT_ID")
     integration.patches.when_imported(
         FLUENT, lambda module: integration.patches.keep(vars(module), "_active_experiment_id")
     )
 
 
-class ThrownAway:
-    """The stores that answer, made when the first is asked for, and their folder."""
+class TemporaryStores:
+    """The temporary stores and their folder. They are created on first use."""
 
     def __init__(self, integration: Integration) -> None:
         self._integration = integration
@@ -49,7 +48,7 @@ class ThrownAway:
         patches.set(module.TrackingStoreRegistry, "get_store", lambda registry, *_, **__: store())
 
     def take_artifacts(self, module: ModuleType) -> None:
-        """MLflow remembers where each run's artifacts go: neither the user's places are for now, nor those of now for later."""
+        """Clears MLflow's cache of artifact locations during the emulation, and restores it afterwards."""
         places, before = module._artifact_repos_cache, module._artifact_repos_cache.copy()
 
         def put_back() -> None:
@@ -67,14 +66,14 @@ class ThrownAway:
     def _store(self, kind: str) -> Any:
         if self._folder is None:
             if self._integration.rank in (None, 0):
-                say("under emulation what the program logs to MLflow is not sent: its losses are constants")
+                say("under emulation, what the program logs to MLflow is not sent, because its losses are constants")
             self._folder = tempfile.TemporaryDirectory(prefix="maya-mlflow-", ignore_cleanup_errors=True)
         if kind not in self._stores:
-            self._stores[kind] = _made(kind, f"{self._folder.name}/{kind}")
+            self._stores[kind] = _create(kind, f"{self._folder.name}/{kind}")
         return self._stores[kind]
 
     def _forget(self, before: set[str]) -> None:
-        """Runs that began in the thrown-away store are nobody's: the real one would not know them when they end."""
+        """Forgets runs that started in the temporary store, because the real store does not know them."""
         for runs in _stacks():
             runs[:] = [run for run in runs if run.info.run_id in before]
         self._stores.clear()
@@ -92,8 +91,8 @@ def _active() -> set[str]:
     return {run.info.run_id for runs in _stacks() for run in runs}
 
 
-def _made(kind: str, folder: str) -> Any:
-    # Files, because a database takes seconds to make; MLflow wants to be told that this is meant.
+def _create(kind: str, folder: str) -> Any:
+    # A file store, because creating a database takes seconds. MLflow requires a variable that allows it.
     from mlflow import environment_variables as variables
 
     allow = getattr(variables, "MLFLOW_ALLOW_FILE_STORE", None)
@@ -114,8 +113,8 @@ def _run_store(folder: str) -> Any:
 
     from mlflow.store.tracking.file_store import FileStore
 
-    class AnswersForAll(FileStore):
-        """Runs and experiments that it was not told of are on the user's server: here they are made, empty."""
+    class AcceptingStore(FileStore):
+        """Creates unknown runs and experiments as empty ones, because they exist on the user's server."""
 
         def _find_run_root(self, run_uuid: str, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
             found = super()._find_run_root(run_uuid, *args, **kwargs)
@@ -137,4 +136,4 @@ def _run_store(folder: str) -> Any:
                 found = super()._get_experiment_path(experiment_id, *args, **kwargs)
             return found
 
-    return AnswersForAll(folder, folder)
+    return AcceptingStore(folder, folder)

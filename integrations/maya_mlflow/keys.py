@@ -1,5 +1,5 @@
-"""The names under which runs are logged: the same for predicted and actual ones, so that they share rows in MLflow's compare view.
-docs/mlflow.md has the table."""
+"""The names of metrics, parameters and tags. They are the same for predicted and actual runs, so that both share rows in MLflow's
+compare view. docs/mlflow.md lists them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Kind = Literal["predicted", "actual"]
 KIND = "maya.run_kind"
 FINGERPRINT = "maya.fingerprint"
 PAIR = "maya.pair_id"
-JOB = "maya.job"  # what the fingerprint is of, as JSON: to say in what two jobs differ
-UPLOAD = "maya.upload_id"  # of the folder it was sent from: sent twice, it is still one run
+JOB = "maya.job"  # the content of the fingerprint as JSON, to show how two jobs differ
+UPLOAD = "maya.upload_id"  # identifies the folder of the draft, so that sending it twice creates one run
 COMPLETE = "maya.upload"  # 'complete' once everything has arrived
 PROFILE = "maya.calibration"
 ENDED = "maya.ended"
@@ -28,14 +28,14 @@ SAMPLES = "maya/samples_per_s"
 TOKENS = "maya/tokens_per_s"
 TOKENS_PER_GPU = "maya/tokens_per_s_per_gpu"
 COST = "maya/usd_per_1k_steps"
-STEPS = "maya/steps_timed"  # of actual runs alone, like the next
+STEPS = "maya/steps_timed"  # only for actual runs, like the next one
 SPREAD = "maya/step_time_iqr_pct"
 ERROR = "error/{}_pct"
 
-MB = 1e6  # MLflow's own megabyte
+MB = 1e6  # as MLflow defines a megabyte
 
-# What `maya compare` holds against each other: predicted and actual runs both have it, measured for itself. (MLflow's own figures of
-# GPUs are means over time and all that runs there; they are shown and not judged.)
+# The metrics that `maya compare` compares: predicted and actual runs both have them. (MLflow's own GPU metrics are means over time
+# and over everything that runs there, so they are shown but not compared.)
 COMPARED = (STEP_TIME, SAMPLES, TOKENS, PEAK_ALLOCATED, PEAK_RESERVED)
 
 
@@ -44,7 +44,7 @@ def error_key(key: str) -> str:
 
 
 def predicted_metrics(prediction: Prediction) -> dict[str, float]:
-    """Every figure of the prediction that is known."""
+    """All known figures of a prediction."""
     found: dict[str, float | None] = {
         STEP_TIME: prediction.step_time_s,
         SAMPLES: prediction.samples_per_s,
@@ -72,7 +72,7 @@ def predicted_metrics(prediction: Prediction) -> dict[str, float]:
 
 
 def _memory(prediction: Prediction) -> dict[str, float | None]:
-    """Of the GPU with most of each, as the recorder takes it of all ranks."""
+    """The highest peaks of all GPUs, as the recorder determines them."""
     gpus = prediction.memory.ranks
     return {
         PEAK_ALLOCATED: max((gpu.peak_allocated_bytes for gpu in gpus), default=0) / MB or None,
@@ -81,7 +81,7 @@ def _memory(prediction: Prediction) -> dict[str, float | None]:
 
 
 def _system(prediction: Prediction) -> dict[str, float | None]:
-    """MLflow's own names, where they mean the same: what NVML would say of the first emulated rank's GPU."""
+    """Values under MLflow's own names for system metrics: what NVML would report for the first emulated rank's GPU."""
     found: dict[str, float | None] = {}
     gpus = [gpu for gpu in prediction.memory.ranks if gpu.rank == min(prediction.world.emulated_ranks)]
     for gpu in gpus:
@@ -101,7 +101,7 @@ def _system(prediction: Prediction) -> dict[str, float | None]:
 
 
 def job_params(job: JobIdentity | None) -> dict[str, str]:
-    """Of both kinds of run."""
+    """The parameters of both kinds of run."""
     if job is None:
         return {}
     work = job.workload
@@ -152,7 +152,7 @@ def predicted_params(prediction: Prediction) -> dict[str, str]:
 
 
 def predicted_tags(prediction: Prediction, job: JobIdentity | None, pair: str) -> dict[str, str]:
-    """A prediction of a program that fails or hangs is still one, and says so."""
+    """The tags of a predicted run. They also show whether the program failed or would hang."""
     tags = job_tags("predicted", job, pair)
     fits = prediction.memory.fits
     tags["maya.fits"] = "unknown" if fits is None else str(fits).lower()

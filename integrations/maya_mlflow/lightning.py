@@ -14,14 +14,14 @@ CALLBACKS = ("lightning.pytorch.callbacks.callback", "pytorch_lightning.callback
 
 
 class Recording:
-    """What it does in the loop; arguments are those of `record_actual`."""
+    """The callback without its base class. Its arguments are those of `record_actual`."""
 
     def __init__(self, **options: Any) -> None:
         self.record = record_actual(**options)
         self._by_hand, self._last = False, 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        # DeepSpeed steps its optimizers in parts, so the Trainer's count is taken.
+        # DeepSpeed steps its optimizers in parts, so the Trainer's step count is used.
         self._by_hand = "DeepSpeed" in type(trainer.strategy).__name__
         self._last = trainer.global_step
         self.record.begin()
@@ -39,7 +39,7 @@ class Recording:
 
 
 def RecordActual(**options: Any) -> Any:
-    """A callback of whichever Lightning the program uses."""
+    """A callback for the distribution of Lightning that the program uses."""
     bases = [sys.modules[name].Callback for name in CALLBACKS if name in sys.modules]
     if not bases:
         import lightning.pytorch.callbacks.callback as callbacks

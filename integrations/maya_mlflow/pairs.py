@@ -1,4 +1,4 @@
-"""Runs of an experiment, and which predicted run each actual one belongs to."""
+"""Reads the runs of an experiment, and finds the predicted run for each actual one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from maya_mlflow import keys
 from maya_mlflow.draft import without_password
 from maya_mlflow.fingerprint import differences
 
-PAGE = 500  # runs to a request: what a server answers within the seconds that it is given
+PAGE = 500  # runs per request, so that a server answers in time
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Pair:
     by: str  # 'pair id', 'fingerprint', or 'given'
 
     def errors(self) -> dict[str, float]:
-        """By metric: the prediction above the actual run, in percent of the latter."""
+        """The error of the prediction by metric, in percent of the actual value."""
         mine, real = self.predicted.metrics, self.actual.metrics
         return {
             key: 100 * (mine[key] - real[key]) / real[key]
@@ -42,13 +42,13 @@ class Pair:
         }
 
     def differences(self) -> list[str]:
-        """In what the two jobs are not the same."""
-        told = [json.loads(run.tags.get(keys.JOB, "{}")) for run in (self.predicted, self.actual)]
-        return differences(*told)
+        """How the two jobs differ, in words."""
+        parts = [json.loads(run.tags.get(keys.JOB, "{}")) for run in (self.predicted, self.actual)]
+        return differences(*parts)
 
 
 def client(uri: str | None = None) -> Any:
-    """MLflow's, with bounds on how long a server is asked, unless the user has set others."""
+    """MLflow's client, with short timeouts unless the user has set others."""
     from maya_mlflow.upload import WAIT, require_mlflow
 
     require_mlflow()
@@ -61,7 +61,7 @@ def client(uri: str | None = None) -> Any:
 
 
 def ask(call: Any, *args: Any, **kwargs: Any) -> Any:
-    """A question to MLflow; what goes wrong is said in a sentence."""
+    """Calls MLflow. A failure becomes a MayaError with a short reason."""
     from mlflow.exceptions import MlflowException
     from requests.exceptions import RequestException
 
@@ -73,8 +73,8 @@ def ask(call: Any, *args: Any, **kwargs: Any) -> Any:
         from maya_mlflow.send import reason_of
 
         raise MayaError(
-            f"MLflow at {without_password(mlflow.get_tracking_uri())} did not answer as hoped: {reason_of(error)}",
-            "Is the server up, and are MLFLOW_TRACKING_URI and its credentials those of the runs?",
+            f"MLflow at {without_password(mlflow.get_tracking_uri())} failed to answer: {reason_of(error)}",
+            "Check that the server runs, and that MLFLOW_TRACKING_URI and its credentials are correct.",
         ) from error
 
 
@@ -87,7 +87,7 @@ def run_of(found: Any) -> Run:
 
 
 def find_experiment(mlflow_client: Any, name: str | None) -> Any:
-    """By name or id; None stands for MLflow's own configuration, else for Maya's."""
+    """The experiment with this name or id; None means the one that MLflow's configuration names, otherwise Maya's default."""
     from maya_mlflow.send import EXPERIMENT
 
     wanted = name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or os.environ.get("MLFLOW_EXPERIMENT_ID") or EXPERIMENT
@@ -96,12 +96,14 @@ def find_experiment(mlflow_client: Any, name: str | None) -> Any:
         found = ask(mlflow_client.get_experiment, wanted)
     if found is None:
         known = ", ".join(f"'{each.name}'" for each in ask(mlflow_client.search_experiments, max_results=20))
-        raise MayaError(f"there is no experiment '{wanted}'.", f"There are: {known or 'none'}. Give --experiment NAME.")
+        raise MayaError(
+            f"there is no experiment '{wanted}'.", f"The experiments are: {known or 'none'}. Give --experiment NAME."
+        )
     return found
 
 
 def runs_of(mlflow_client: Any, experiment_id: str) -> list[Run]:
-    """All of Maya's in an experiment, oldest first."""
+    """All of Maya's runs in an experiment, oldest first."""
     found: list[Run] = []
     for kind in ("predicted", "actual"):
         token = None
@@ -121,8 +123,10 @@ def runs_of(mlflow_client: Any, experiment_id: str) -> list[Run]:
 
 
 def pairs_of(runs: list[Run]) -> list[Pair]:
-    """Each actual run that was timed, with its prediction: the one of its pair id, else the one of its fingerprint. Of several that is
-    the newest made before the run, or if all were made after it, the first."""
+    """Pairs each timed actual run with the prediction that has its pair id, otherwise with the one that has its fingerprint.
+
+    Of several predictions, the newest one before the run is used; if all are newer than the run, the first.
+    """
     by_pair: dict[str, list[Run]] = {}
     by_fingerprint: dict[str, list[Run]] = {}
     for run in (run for run in runs if run.kind == "predicted"):

@@ -1,4 +1,4 @@
-"""The predicted run: what a prediction tells MLflow, by whatever command or plugin it was made."""
+"""Logs a prediction to MLflow as a predicted run. All commands and plugins use it."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from maya_mlflow.upload import Sent, configured, require_mlflow, upload_or_keep
 class PredictedRuns:
     """Logs predictions: `maya run --mlflow`, `MayaEmulator(mlflow=...)` and others call it with each.
 
-    Experiment and server are MLflow's own configuration unless given. `pair_id` joins the prediction to a real run whatever their
-    fingerprints say; `parent_run_id` nests it below another run.
+    Experiment and server are MLflow's own configuration unless given. `pair_id` pairs the prediction with a real run, even if their
+    fingerprints differ; `parent_run_id` nests it below another run.
     """
 
     experiment: str | None = None
@@ -43,7 +43,7 @@ class PredictedRuns:
         checked_pair(self.pair_id)
 
     def __call__(self, analysis: Analysis, prediction: Prediction) -> Sent | None:
-        """On disk first; what cannot be sent is kept, with a word about it. Nothing of this fails a prediction."""
+        """Writes the run to disk, then sends it. If that fails, the run stays on disk with a message; the prediction never fails."""
         pair = self.pair_id or os.environ.get(PAIR_VARIABLE) or uuid.uuid4().hex[:12]
         job = predicted_job(prediction)
         params = keys.job_params(job) | keys.predicted_params(prediction)
@@ -70,13 +70,13 @@ class PredictedRuns:
             say(f"the predicted run was not logged: it could not be written to disk ({error})")
             return None
         sent = upload_or_keep(draft, folder)
-        _tell(draft, sent)
+        _report(draft, sent)
         return sent
 
 
 def write_artifacts(analysis: Analysis, prediction: Prediction, folder: Path) -> None:
-    """Prediction, page, timeline and memory snapshot as `maya report` writes them, and the trace they were made from: `maya what-if`
-    and `maya calibrate --from-mlflow` go on from it."""
+    """Prediction, page, timeline and memory snapshot as `maya report` writes them, and the trace, which `maya what-if` and
+    `maya calibrate --from-mlflow` need."""
     from maya_core.files import rank_paths
     from maya_core.report.html import write_page
     from maya_core.report.snapshot import write_snapshot
@@ -100,7 +100,7 @@ def _name(prediction: Prediction) -> str:
     return f"predicted {world.size} x {prediction.cluster.gpu}"
 
 
-def _tell(draft: Draft, sent: Sent | None) -> None:
+def _report(draft: Draft, sent: Sent | None) -> None:
     console = Console()
     if sent is not None:
         console.print(Text(f"MLflow: {sent.address}", style="dim"), soft_wrap=True)
@@ -108,5 +108,6 @@ def _tell(draft: Draft, sent: Sent | None) -> None:
     if fingerprint := draft.tags.get(keys.FINGERPRINT):
         exports.append(f"MAYA_FINGERPRINT={fingerprint}")
     console.print(
-        Text(f"The real run pairs with it by itself after:  export {' '.join(exports)}", style="dim"), soft_wrap=True
+        Text(f"To pair the real run with this prediction, start it after:  export {' '.join(exports)}", style="dim"),
+        soft_wrap=True,
     )

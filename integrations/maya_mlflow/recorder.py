@@ -1,10 +1,10 @@
-"""The actual run: a light recorder for real trainings, under the keys of the predicted ones.
+"""Records real trainings as actual runs, under the same keys as predicted ones.
 
     with maya_mlflow.record_actual():
         train()
 
-It counts optimizer steps by torch's own hooks, leaves the first ones out, and looks at the clock at the ends of windows of steps, when
-the GPU has been waited for; a training is not slowed by more than that. Nothing in here raises into the training.
+It counts optimizer steps with torch's hooks, skips the first ones, and reads the clock after every few steps, when it waits for the
+GPU. This is the only slowdown of a training. No exception of the recorder reaches the training.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from maya_mlflow.draft import Draft
 from maya_mlflow.fingerprint import JobIdentity
 from maya_mlflow.upload import Sent, configured, require_mlflow, upload_or_keep
 
-WINDOW = 5  # steps of a GPU between two looks at the clock: waiting for it costs the overlap of a step with the next
-BEFORE_TRAINING = -1  # DeepSpeed's steps count from 0
-OTHERS_S = 10.0  # rank 0 waits so long for what other ranks say of their memory
+WINDOW = 5  # steps between two readings of the clock; waiting for the GPU costs the overlap of two steps
+BEFORE_TRAINING = -1  # DeepSpeed counts steps from 0
+OTHERS_S = 10.0  # how long rank 0 waits for the memory figures of other ranks
 
-_recordings = 0  # of this process: ranks tell one from another by its number
+_recordings = 0  # recordings of this process; ranks identify a recording by its number
 
 
 class record_actual:
     """Records a training, from here to the end of the block, and logs it as an actual run.
 
-    `gpu` names the GPU where the driver's own name is not in the catalog, or stands for it on a machine without one. `warm_up` steps
-    are left out, then `steps` are timed. Samples and tokens of a step, of the whole job, are read off the model's inputs where all
-    ranks see data of their own. The run is a new one, unless `run_id` names one of yours ('active': the one that is active in this
-    process), which is then neither begun nor ended.
+    `gpu` names the GPU if the driver's name is not in the catalog, or if this machine has none. The first `warm_up` steps are skipped,
+    then `steps` are timed. Samples and tokens per step of the whole job are taken from the model's inputs if all ranks have their own
+    data. The run is a new one, unless `run_id` names an existing one ('active': the active run of this process), which is then
+    neither started nor ended.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class record_actual:
     ) -> None:
         require_mlflow()
         if warm_up < 1 or steps < 1:
-            raise MayaError(f"warm_up={warm_up}, steps={steps}: not numbers of steps.", "Give numbers from 1.")
+            raise MayaError(f"warm_up={warm_up}, steps={steps}: both must be at least 1.", "Give positive numbers.")
         self._gpu = find_gpu(gpu).name if gpu is not None else None
         self._warm_up, self._limit = warm_up, steps
         self._given = {keys.SAMPLES: samples_per_step, keys.TOKENS: tokens_per_step}
@@ -102,7 +102,7 @@ class record_actual:
         if self._on:
             return
         if emulated():
-            say("under emulation nothing actual is recorded")
+            say("under emulation no actual run is recorded")
             return
         _recordings += 1
         self._number = _recordings
@@ -116,10 +116,10 @@ class record_actual:
     def _restart(self) -> None:
         self._lead: int | None = None
         self._done = 0  # steps
-        self._looks: list[tuple[int, float]] = []  # at the clock: after so many steps
+        self._readings: list[tuple[int, float]] = []  # (steps done, time) for each reading of the clock
 
     def step(self) -> None:
-        """A step is over: for programs whose steps torch's optimizers do not tell."""
+        """Counts a step, for programs whose steps cannot be recognized from torch's optimizers."""
         if self._on:
             if not self._by_hand:
                 self._by_hand = True
@@ -135,7 +135,7 @@ class record_actual:
         self._workload.close()
         try:
             self._log(error)
-        except Exception as failure:  # the training is done: whatever happens here is not worth its loss
+        except Exception as failure:  # an error here must not destroy the result of the training
             say(f"the actual run was not recorded: {failure}")
             if not isinstance(failure, MayaError):
                 traceback.print_exc()
@@ -164,18 +164,18 @@ class record_actual:
         if measured % (WINDOW if on_gpu else 1) == 0:
             if on_gpu:
                 torch.cuda.synchronize()
-            self._looks.append((self._done, time.perf_counter()))
+            self._readings.append((self._done, time.perf_counter()))
 
     def step_times(self) -> list[float]:
-        """The mean step of each window."""
-        looks = itertools.pairwise(self._looks)
-        return [(end - begin) / (there - here) for (here, begin), (there, end) in looks]
+        """The mean step time of each window."""
+        windows = itertools.pairwise(self._readings)
+        return [(end - begin) / (last - first) for (first, begin), (last, end) in windows]
 
-    # ---- what is told ----
+    # ---- logging ----
 
     def _log(self, error: BaseException | None) -> None:
         if self._was_emulated:
-            say("the actual run was not recorded: steps of it were emulated")
+            say("the actual run was not recorded, because some of its steps were emulated")
             return
         rank, world = _rank()
         peaks = _peaks_of_all(self._number, rank, world)
@@ -185,7 +185,7 @@ class record_actual:
         if not times:
             needed = self._warm_up + (WINDOW if _on_gpu() else 1)
             say(
-                f"the actual run was not recorded: it had {self._done} steps, and {needed} are needed, with {self._warm_up} to warm up"
+                f"the actual run was not recorded: it had {self._done} steps, but {needed} are needed, including {self._warm_up} for warm-up"
             )
             return
         job = self._job(world)
@@ -194,7 +194,7 @@ class record_actual:
         folder = drafts.new_folder(draft)
         drafts.write(draft, folder)
         if isinstance(error, KeyboardInterrupt):
-            say(f"interrupted: what was recorded is kept, and can be sent with  maya mlflow upload {folder}")
+            say(f"interrupted: the recorded run is stored and can be sent with  maya mlflow upload {folder}")
             return
         self.sent = upload_or_keep(draft, folder)
         if self.sent is not None:
@@ -209,7 +209,7 @@ class record_actual:
         )
         expected = os.environ.get(FINGERPRINT_VARIABLE)
         if expected and expected != job.fingerprint:
-            say(f"this run is not the one that was predicted ({expected}): `maya compare` says in what they differ")
+            say(f"this run is not the one that was predicted ({expected}): `maya compare` shows how they differ")
         return job
 
     def _gpu_name(self) -> str:
@@ -226,7 +226,7 @@ class record_actual:
     ) -> dict[str, float]:
         world = job.world_size if job is not None else _rank()[1]
         work = self._per_step(world)
-        found = {keys.STEP_TIME: step, keys.STEPS: float(self._looks[-1][0] - self._looks[0][0])}
+        found = {keys.STEP_TIME: step, keys.STEPS: float(self._readings[-1][0] - self._readings[0][0])}
         if len(times) > 3:
             first, _, third = statistics.quantiles(times, n=4)
             found[keys.SPREAD] = 100 * (third - first) / step
@@ -241,7 +241,7 @@ class record_actual:
         return found
 
     def _per_step(self, world: int) -> dict[str, float | None]:
-        """Samples and tokens of the whole job: as given, or this rank's times the ranks, where all see data of their own."""
+        """Samples and tokens per step of the whole job: as given, or those of this rank times the number of ranks with their own data."""
         record, groups = self._workload, (self._workload.found() or {}).get("group_sizes", [])
         replicas = world if set(groups) <= {world} else None
         seen = {keys.SAMPLES: record.samples_per_step, keys.TOKENS: record.tokens_per_step}
@@ -254,7 +254,7 @@ class record_actual:
         try:
             nodes = -(-job.world_size // job.gpus_per_node)
             return cluster(job.gpu, job.gpus_per_node, nodes, price_per_gpu_hour=self._price).price_per_hour()
-        except MayaError:  # a GPU or a node the catalog does not know
+        except MayaError:  # a GPU or a node that is not in the catalog
             return self._price and self._price * job.world_size
 
     def _draft(self, job: JobIdentity | None, error: BaseException | None) -> Draft:
@@ -269,8 +269,8 @@ class record_actual:
             if amount:
                 params[key.replace("_per_s", "_per_step")] = f"{amount:g}"
         tags = keys.job_tags("actual", job, self._pair or "")
-        if job is None and (told := os.environ.get(FINGERPRINT_VARIABLE)):
-            tags[keys.FINGERPRINT] = told
+        if job is None and (expected := os.environ.get(FINGERPRINT_VARIABLE)):
+            tags[keys.FINGERPRINT] = expected
         tags[keys.ENDED] = "completed" if error is None else "failed"
         run_id = _active_run() if self._run_id == "active" else self._run_id
         where = self._where()
@@ -291,8 +291,10 @@ class record_actual:
 
 
 def _step_of_deepspeed() -> int | None:
-    """The number of the step whose optimizer DeepSpeed is stepping, which it does part by part, and once before the training for the
-    optimizer's states; None where it is not DeepSpeed that steps it."""
+    """The number of the step whose optimizer DeepSpeed is stepping; None if it is not DeepSpeed that steps it.
+
+    DeepSpeed steps an optimizer part by part, and once before the training to create its state.
+    """
     frame: FrameType | None = sys._getframe() if "deepspeed.runtime.engine" in sys.modules else None
     found = None
     while frame is not None:
@@ -319,8 +321,8 @@ def _per_node(world: int) -> int:
 
 
 def _peaks_of_all(number: int, rank: int, world: int) -> list[tuple[int, int]]:
-    """Peak memory of every rank's GPU, (allocated, reserved), on rank 0. Over the job's store and not by a collective: a rank that
-    is gone is then done without."""
+    """The peak memory (allocated, reserved) of every rank's GPU, on rank 0. It uses the store of the job instead of a collective, so
+    that it also works without ranks that have ended."""
     mine = (torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()) if _on_gpu() else (0, 0)
     if world == 1 or not dist.is_initialized():
         return [mine]
@@ -332,8 +334,10 @@ def _peaks_of_all(number: int, rank: int, world: int) -> list[tuple[int, int]]:
     try:
         store.wait([name.format(other) for other in range(1, world)], timedelta(seconds=OTHERS_S))
         return [mine, *(tuple(json.loads(store.get(name.format(other)))) for other in range(1, world))]
-    except Exception as error:  # a store's errors are of many kinds
-        say(f"peak memory is rank 0's alone: the other ranks did not tell theirs ({type(error).__name__})")
+    except Exception as error:  # a store can raise many kinds of errors
+        say(
+            f"peak memory is that of rank 0 only, because the other ranks did not report theirs ({type(error).__name__})"
+        )
         return [mine]
 
 
@@ -341,5 +345,7 @@ def _active_run() -> str:
     mlflow: Any = sys.modules.get("mlflow")
     run = mlflow.active_run() if mlflow is not None else None
     if run is None:
-        raise MayaError("run_id='active', and no run of MLflow's is active.", "Begin one before, or leave run_id out.")
+        raise MayaError(
+            "run_id='active' was given, but no MLflow run is active.", "Start a run first, or remove run_id."
+        )
     return str(run.info.run_id)

@@ -1,9 +1,9 @@
-"""From actual runs to the few factors they support: on compute, memory traffic, network and host.
+"""Fits factors for compute, memory traffic, network and host to actual runs, as far as the runs support them.
 
-A prediction is not a sum of its parts: kernels hide the host, communication hides behind kernels. So the step of each run is simulated
-again from its recorded trace, with factors on its parts, and those factors are looked for that make all steps as long as they
-were. Which factors are free is decided by how well each run is predicted by the others. Traces are priced without factors of earlier
-fits, so a fit never builds on another.
+A step time is not the sum of its parts: kernels hide the host, and communication hides behind kernels. The step of each run is
+therefore simulated again from its trace with factors on its parts, and the fit finds the factors that reproduce the real step
+times. Which factors are free depends on how well each run is predicted from the others. Traces are priced without the factors of
+earlier fits, so a fit never builds on another one.
 """
 
 from __future__ import annotations
@@ -23,19 +23,21 @@ from maya_core.request import PredictionOptions
 from maya_core.simulator.simulate import simulate
 from maya_core.trace.job import JobTrace
 
-FEWEST = 3  # distinct jobs, for one factor; each further one wants two more
+FEWEST = 3  # distinct jobs for one factor; each further factor needs PER_FACTOR more
 PER_FACTOR = 2
-FELT = 0.05  # a run tells something of a factor if 1 % of that makes 0.05 % of its step,
-FELT_BY = 2  # and there must be so many: one alone could not be checked by the others
-WORTH_IT = 0.9  # what is left of the error, each run predicted by the others; else there is no calibration
-SIMPLER = 0.95  # a further factor must leave at most so much of the error
-STEP = 0.05  # of the logarithm, for slopes
-PULL = 1e-4  # of factors towards each other, in place of runs that would tell them apart
-ROBUST = 0.1  # of the logarithm: runs that are further off have less weight
+FELT = 0.05  # a run is sensitive to a factor if 1 % of the factor changes its step by 0.05 %,
+FELT_BY = 2  # and this many runs must be: a single one could not be checked by the others
+WORTH_IT = (
+    0.9  # the share of the error that may remain, each run predicted from the others; otherwise there is no calibration
+)
+SIMPLER = 0.95  # a further factor must reduce the error to at most this share
+STEP = 0.05  # of the logarithm, for numerical slopes
+PULL = 1e-4  # pulls factors towards each other if no runs distinguish them
+ROBUST = 0.1  # of the logarithm: runs with larger errors have less weight
 ROUNDS = 12
 FARTHEST = np.log(1e5)
 
-# Which classes share a factor; those not named keep theirs at 1. Simplest first.
+# Which classes share a factor; the factor of the others is 1. The simplest come first.
 Grouping = tuple[tuple[str, ...], ...]
 GROUPINGS: tuple[Grouping, ...] = (
     (("compute", "memory", "network", "host"),),
@@ -52,7 +54,7 @@ GROUPINGS: tuple[Grouping, ...] = (
 
 @dataclass
 class FactorCase:
-    """A recorded job, and how long its step really took."""
+    """A recorded job, and its real step time."""
 
     name: str
     job: JobTrace
@@ -63,7 +65,7 @@ class FactorCase:
     _known: dict[tuple[float, ...], float] = field(default_factory=dict)
 
     def prepare(self, base: Calibration | None) -> None:
-        """Prices the trace once: all of it, and apart from that what is memory's."""
+        """Prices the trace once, and determines which part of each time is memory traffic."""
         own = _without_runs(base, self.cluster)
         twice = own.model_copy(update={"runs": own.runs.model_copy(update={"memory": 2.0}) if own.runs else None})
         plain, doubled = (
@@ -75,7 +77,7 @@ class FactorCase:
             self._parts[rank] = priced, memory
 
     def step_s(self, logs: np.ndarray) -> float:
-        """Of the job, with the exponentials of these on its classes."""
+        """The step time of the job with factors exp(logs) on its classes."""
         key = tuple(np.round(logs, 9).tolist())
         if key not in self._known:
             self._known[key] = self._simulated(*np.exp(logs))
@@ -93,7 +95,7 @@ class FactorCase:
         timeline = simulate(self.job, durations, self.cluster, host=self.options.host, host_factor=host)
         step = Analysis(self.job, self.cluster, self.options, durations, timeline).step_time_s
         if not step:
-            raise MayaError(f"the prediction of {self.name} has no step.", "Leave its pair out.")
+            raise MayaError(f"the prediction of {self.name} has no step time.", "Remove its pair from the experiment.")
         return step
 
 
@@ -115,7 +117,7 @@ def _without_runs(base: Calibration | None, cluster: Cluster) -> Calibration:
 class Fit:
     grouping: Grouping
     logs: np.ndarray  # by class
-    expected: float  # error, each run predicted by the others: root mean square of the logarithm, by slopes
+    expected: float  # the error of each run predicted from the others: root mean square of the logarithm, estimated with slopes
 
     @property
     def free(self) -> list[str]:
@@ -126,8 +128,8 @@ def fit(cases: Sequence[FactorCase], experiment: str, base: Calibration | None =
     """The factors that these runs support; a MayaError with the reason if they support none."""
     if len(cases) < FEWEST:
         raise MayaError(
-            f"{len(cases)} job{'s' * (len(cases) != 1)} with a prediction and an actual run: too few to tell a factor from chance.",
-            f"Record actual runs of at least {FEWEST} different jobs (other sizes, batches or clusters); repeated runs of one count once.",
+            f"{len(cases)} job{'s' * (len(cases) != 1)} with a prediction and an actual run: this is too few to distinguish a factor from chance.",
+            f"Record actual runs of at least {FEWEST} different jobs (other sizes, batches or clusters); repeated runs of a job count once.",
         )
     for case in cases:
         case.prepare(base)
@@ -139,11 +141,11 @@ def fit(cases: Sequence[FactorCase], experiment: str, base: Calibration | None =
         if best is None or found.expected < SIMPLER * best.expected:
             best = found
     assert best is not None  # a common factor for all is always allowed
-    after = _percent(_skipped(cases, best))
+    after = _percent(_held_out_errors(cases, best))
     if after > WORTH_IT * before:
         raise MayaError(
-            f"no factors would help: step times are {before:.1f} % off in the median, and with factors fitted to the other runs {after:.1f} %.",
-            "What is wrong is not the same in all runs; `maya calibrate kineto` corrects single kernels.",
+            f"factors would not help: the median error of step time is {before:.1f} %, and {after:.1f} % with factors fitted to the other runs.",
+            "The runs do not share a common error; `maya calibrate kineto` corrects single kernels.",
         )
     values = {name: float(f"{np.exp(log):.4g}") for name, log in zip(CLASSES, best.logs, strict=True)}
     return RunFactors(
@@ -159,8 +161,11 @@ def fit(cases: Sequence[FactorCase], experiment: str, base: Calibration | None =
 
 
 def _allowed(cases: Sequence[FactorCase], one_network: bool) -> list[Grouping]:
-    """Groupings with no more factors than so many runs support, each of which runs feel. It is asked where the runs are: a
-    common factor is put on everything first, for work that a hundred times slower GPU hides is not to be seen from here."""
+    """The groupings whose factors the runs support, both by their number and by their sensitivity.
+
+    Sensitivity is measured after a common factor has been fitted to everything: work that is hidden on a much slower GPU could
+    not be seen otherwise.
+    """
     start = _fit(cases, GROUPINGS[0]).logs
     slopes = np.abs(_slopes(cases, start, tuple((name,) for name in CLASSES)))
     from_one = np.abs(_slopes(cases, np.zeros(len(CLASSES)), tuple((name,) for name in CLASSES)))
@@ -176,7 +181,7 @@ def _allowed(cases: Sequence[FactorCase], one_network: bool) -> list[Grouping]:
 
 
 def _residuals(cases: Sequence[FactorCase], logs: np.ndarray) -> np.ndarray:
-    """The logarithm of predicted by actual time."""
+    """The logarithm of predicted time divided by actual time."""
     return np.log([case.step_s(logs) / case.actual_s for case in cases])
 
 
@@ -185,7 +190,7 @@ def _percent(residuals: np.ndarray) -> float:
 
 
 def _spread(grouping: Grouping, values: np.ndarray) -> np.ndarray:
-    """By class, from values by group."""
+    """Values by class, from values by group."""
     logs = np.zeros(len(CLASSES))
     for group, value in zip(grouping, values, strict=True):
         logs[[CLASSES.index(name) for name in group]] = value
@@ -193,7 +198,7 @@ def _spread(grouping: Grouping, values: np.ndarray) -> np.ndarray:
 
 
 def _slopes(cases: Sequence[FactorCase], logs: np.ndarray, grouping: Grouping) -> np.ndarray:
-    """By run and group: what the logarithm of step time gains with that of the factor."""
+    """By run and group: the slope of log step time with respect to the log factor."""
     columns = []
     for place in range(len(grouping)):
         nudge = _spread(grouping, np.eye(len(grouping))[place] * STEP)
@@ -202,7 +207,7 @@ def _slopes(cases: Sequence[FactorCase], logs: np.ndarray, grouping: Grouping) -
 
 
 def _fit(cases: Sequence[FactorCase], grouping: Grouping, start: np.ndarray | None = None) -> Fit:
-    """Gauss-Newton on logarithms, damped, with less weight on runs that are far off."""
+    """Damped Gauss-Newton on logarithms, with less weight on runs with large errors."""
     values = start
     if values is None:
         values = np.full(len(grouping), -float(np.median(_residuals(cases, np.zeros(len(CLASSES))))))
@@ -212,10 +217,10 @@ def _fit(cases: Sequence[FactorCase], grouping: Grouping, start: np.ndarray | No
         slopes = _slopes(cases, _spread(grouping, values), grouping)
         move = _solve(slopes, residuals, values, damping)
         tried = np.clip(values + move, -FARTHEST, FARTHEST)
-        there = _residuals(cases, _spread(grouping, tried))
-        if _loss(there, tried) < _loss(residuals, values):
+        after = _residuals(cases, _spread(grouping, tried))
+        if _loss(after, tried) < _loss(residuals, values):
             small = np.abs(tried - values).max() < 1e-4
-            values, residuals, damping = tried, there, damping / 5
+            values, residuals, damping = tried, after, damping / 5
             if small:
                 break
         elif damping > 1e3:
@@ -227,7 +232,7 @@ def _fit(cases: Sequence[FactorCase], grouping: Grouping, start: np.ndarray | No
 
 
 def _loss(residuals: np.ndarray, values: np.ndarray) -> float:
-    """Square for small residuals, straight for large ones; and the pull of factors towards each other."""
+    """Quadratic for small residuals and linear for large ones, plus the pull of factors towards each other."""
     each = ROBUST**2 * (np.sqrt(1 + (residuals / ROBUST) ** 2) - 1)
     return float(each.sum() + PULL * len(residuals) * np.square(values - values.mean()).sum() / 2)
 
@@ -243,7 +248,7 @@ def _solve(slopes: np.ndarray, residuals: np.ndarray, values: np.ndarray, dampin
 
 
 def _expected(slopes: np.ndarray, residuals: np.ndarray, values: np.ndarray) -> float:
-    """Error of each run under factors of the others, by the slopes here: by this groupings are chosen."""
+    """The error of the runs, each predicted from the others, estimated with the slopes. Groupings are chosen by it."""
     each = []
     for place in range(len(residuals)):
         others = np.arange(len(residuals)) != place
@@ -252,8 +257,8 @@ def _expected(slopes: np.ndarray, residuals: np.ndarray, values: np.ndarray) -> 
     return float(np.sqrt(np.mean(np.square(each))))
 
 
-def _skipped(cases: Sequence[FactorCase], chosen: Fit) -> np.ndarray:
-    """The error of each run under factors that were fitted to the others: by simulation, nothing taken for straight."""
+def _held_out_errors(cases: Sequence[FactorCase], chosen: Fit) -> np.ndarray:
+    """The error of each run with factors that were fitted to the others, by simulation instead of slopes."""
     start = np.array([chosen.logs[CLASSES.index(group[0])] for group in chosen.grouping])
     found = []
     for place, case in enumerate(cases):

@@ -1,4 +1,4 @@
-"""A search in MLflow: a run of its own, with a nested run for each trial."""
+"""Logs a search to MLflow as one run, with a nested run for each trial."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SEARCH = "search"
 
 
 def search_logger(experiment: str | None) -> Callable[[Search], None]:
-    """A function that logs a search which is over."""
+    """A function that logs a finished search."""
     mlflow = client()
 
     def log(search: Search) -> None:
         try:
             run_id = _log(mlflow, experiment, search)
         except MayaError as error:  # the search itself is on disk
-            say(f"the search was not logged: {error.problem} The same command logs it, and runs nothing again.")
+            say(f"the search was not logged: {error.problem} Repeat the same command to log it; no trial runs again.")
             return
         Console().print(f"[dim]MLflow: run {run_id}, {len(search.trials)} nested runs[/dim]", highlight=False)
 

@@ -1,5 +1,5 @@
-"""Sends a draft to MLflow: `python -m maya_mlflow.send FOLDER`, in a process of its own (upload.py says why). What has been done is told
-line by line, as JSON."""
+"""Sends a draft to MLflow: `python -m maya_mlflow.send FOLDER`, in a process of its own (upload.py explains why). It reports its
+progress as lines of JSON."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from typing import Any
 from maya_mlflow import keys
 from maya_mlflow.draft import ARTIFACTS, ELSEWHERE, RUN, Draft, read, without_password
 
-EXPERIMENT = "maya"  # where nobody names one
+EXPERIMENT = "maya"  # the default
 LARGEST = 200_000_000  # bytes of an artifact
 LONGEST = 300  # characters of a reason
-PARAMS = 100  # to a request, by MLflow's limits
+PARAMS = 100  # MLflow's limit for a request
 
-Tell = Callable[[dict[str, object]], None]
+Report = Callable[[dict[str, object]], None]
 
 
-def send(folder: Path, tell: Tell, uri: str | None = None, elsewhere: bool = False) -> None:
+def send(folder: Path, report: Report, uri: str | None = None, elsewhere: bool = False) -> None:
     """Creates the run, or continues the one that an earlier attempt created."""
     from mlflow import MlflowClient
 
@@ -33,24 +33,24 @@ def send(folder: Path, tell: Tell, uri: str | None = None, elsewhere: bool = Fal
         draft = draft.model_copy(update={"experiment_id": None, "parent_run_id": None})
     with _alone(folder):
         client = MlflowClient(uri or draft.tracking_uri)
-        tell({"ready": client.tracking_uri})
+        report({"ready": client.tracking_uri})
         run = _run(client, draft)
-        tell({"run": run.info.run_id})
+        report({"run": run.info.run_id})
         run_id = run.info.run_id
         if run.data.tags.get(keys.COMPLETE) != "complete":
             _log(client, run_id, draft)
-            tell({"logged": len(draft.metrics)})
+            report({"logged": len(draft.metrics)})
             for name in _send_artifacts(client, run_id, draft, folder / ARTIFACTS):
-                tell({"file": name})
+                report({"file": name})
             if draft.run_id is None:
                 client.set_tag(run_id, keys.COMPLETE, "complete")
                 client.set_terminated(run_id, draft.status, draft.ended_ms)
-    tell({"done": run_id, "experiment": run.info.experiment_id, "uri": without_password(client.tracking_uri)})
+    report({"done": run_id, "experiment": run.info.experiment_id, "uri": without_password(client.tracking_uri)})
 
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Two uploads of one folder at a time would be two runs."""
+    """Locks the folder: two uploads at a time would create two runs."""
     with (folder / RUN).open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -70,7 +70,7 @@ def _run(client: Any, draft: Draft) -> Any:
 
 
 def experiment_id(client: Any, name: str | None) -> str:
-    """By name, made if it is not there; else as MLflow is configured."""
+    """The id of the experiment with this name, which is created if necessary; without a name, as MLflow is configured."""
     if name is None:
         if given := os.environ.get("MLFLOW_EXPERIMENT_ID"):
             return given
@@ -90,7 +90,7 @@ def experiment_id(client: Any, name: str | None) -> str:
 def _log(client: Any, run_id: str, draft: Draft) -> None:
     from mlflow.entities import Metric, Param, RunTag
 
-    # With the draft's own time: sent again, it is the same point and not a second one.
+    # With the time of the draft, so that sending it again does not add a second point.
     metrics = [Metric(name, value, draft.ended_ms, 0) for name, value in draft.metrics.items()]
     params = [Param(name, value[:500]) for name, value in draft.params.items()]
     tags = [RunTag(name, value) for name, value in draft.tags.items()] if draft.run_id is not None else []
@@ -100,7 +100,7 @@ def _log(client: Any, run_id: str, draft: Draft) -> None:
 def _send_artifacts(client: Any, run_id: str, draft: Draft, folder: Path) -> Iterator[str]:
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         if path.stat().st_size > LARGEST:
-            yield f"{path.name} left out: larger than {LARGEST / 1e6:.0f} MB"
+            yield f"{path.name} was skipped, because it is larger than {LARGEST / 1e6:.0f} MB"
             continue
         within = path.relative_to(folder).parent.as_posix()
         client.log_artifact(run_id, str(path), None if within == "." else within)
@@ -116,26 +116,28 @@ def _send_artifacts(client: Any, run_id: str, draft: Draft, folder: Path) -> Ite
 
 
 def reason_of(error: Exception) -> str:
-    """In one line. Where a connection failed, what the system says of it is all that counts of many words."""
+    """The reason of an error in one line. For a failed connection, only the message of the operating system."""
     text = " ".join(str(error).split())
     if found := re.search(r"\[Errno -?\d+\] ([^'\")]+)", text):
         return found[1]
     return text[:LONGEST] or type(error).__name__
 
 
-def _say(told: dict[str, object]) -> None:
-    print(json.dumps(told), flush=True)
+def _print(message: dict[str, object]) -> None:
+    print(json.dumps(message), flush=True)
 
 
 def main() -> int:
     folder = Path(sys.argv[1])
     try:
-        send(folder, _say, os.environ.get("MLFLOW_TRACKING_URI") or None, ELSEWHERE in sys.argv)
-    except Exception as error:  # whatever MLflow and its plugins raise: the parent says it, the log has the rest
+        send(folder, _print, os.environ.get("MLFLOW_TRACKING_URI") or None, ELSEWHERE in sys.argv)
+    except (
+        Exception
+    ) as error:  # whatever MLflow and its plugins raise; the parent prints it, and the log contains the traceback
         import traceback
 
         traceback.print_exc()
-        _say({"error": reason_of(error)})
+        _print({"error": reason_of(error)})
         return 1
     return 0
 

@@ -1,4 +1,4 @@
-"""MLflow as a tracker: the options that it adds to commands and plugins, and what they ask for."""
+"""Registers MLflow as a tracker: its options for commands and plugins, and the loggers that they select."""
 
 from __future__ import annotations
 
@@ -40,28 +40,28 @@ class MlflowTracking:
 
     @property
     def _experiment(self) -> bool | str:
-        """False: nothing is logged. True: in the experiment that MLflow's configuration names."""
-        asked = self._given.mlflow_experiment if self._given.mlflow_experiment is not None else self._given.mlflow
-        if isinstance(asked, str) and asked.lower() in ("1", "true", "0", "false"):  # of an environment variable
-            return asked.lower() in ("1", "true")
-        if isinstance(asked, str) and not asked.strip():
+        """False: log nothing. True: log to the experiment that MLflow's configuration names. Otherwise the name of one."""
+        chosen = self._given.mlflow_experiment if self._given.mlflow_experiment is not None else self._given.mlflow
+        if isinstance(chosen, str) and chosen.lower() in ("1", "true", "0", "false"):  # from an environment variable
+            return chosen.lower() in ("1", "true")
+        if isinstance(chosen, str) and not chosen.strip():
             raise MayaError(
                 "an MLflow experiment needs a name.", "Give one, or set MLFLOW_EXPERIMENT_NAME and use --mlflow."
             )
-        return asked
+        return chosen
 
     def predictions(self) -> LogPrediction | None:
-        asked = self._experiment
-        if asked is False:
+        chosen = self._experiment
+        if chosen is False:
             return None
         from maya_mlflow.predicted import PredictedRuns
 
-        return PredictedRuns(experiment=None if asked is True else asked, pair_id=self._given.pair)
+        return PredictedRuns(experiment=None if chosen is True else chosen, pair_id=self._given.pair)
 
     def searches(self) -> LogSearch | None:
-        asked = self._experiment
-        if asked is False:
+        chosen = self._experiment
+        if chosen is False:
             return None
         from maya_mlflow.search import search_logger
 
-        return search_logger(None if asked is True else asked)
+        return search_logger(None if chosen is True else chosen)

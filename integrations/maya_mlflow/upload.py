@@ -1,7 +1,7 @@
-"""Starts the sending of a draft, and waits for it no longer than it makes sense to.
+"""Starts the process that sends a draft, and waits for it for a limited time.
 
-MLflow works in a process of its own: it takes seconds to import, asks a server that is down again and again for minutes, and keeps
-an active run and a tracking URI for the whole process, which are the user's. A process can be ended at any time.
+MLflow runs in a process of its own, because it takes seconds to import, retries an unreachable server for minutes, and has one active
+run and tracking URI per process, which belong to the user. A process can be ended at any time.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from maya_mlflow.draft import ELSEWHERE, LOG, Draft, read, remove, without_passw
 
 WAIT_VARIABLE = "MAYA_MLFLOW_WAIT"
 WAIT = 10.0  # seconds for a server's next answer
-LOCAL_WAIT = 120.0  # for a database on this machine, which may be made first
-ALL = 12  # times as long for all answers together
+LOCAL_WAIT = 120.0  # for a database on this machine, which may have to be created first
+ALL = 12  # times WAIT for all answers together
 IMPORT = 60.0  # seconds for MLflow to start
-SHOW_AFTER = 3.0  # seconds until progress is told
+SHOW_AFTER = 3.0  # seconds until progress is printed
 MORE_OFTEN = 5.0
 
-# In the process that sends. A run that the user's own process inherited is the user's; figures of this machine are not the run's.
+# Variables of the sending process. It must not continue the user's own run, and metrics of this machine do not belong to the run.
 QUIET = {
     "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -49,7 +49,7 @@ class Sent:
 
     @property
     def address(self) -> str:
-        """Where it can be looked at."""
+        """Where the run can be viewed."""
         if self.uri.startswith(("http://", "https://")):
             return f"{self.uri.rstrip('/')}/#/experiments/{self.experiment_id}/runs/{self.run_id}"
         return f"run {self.run_id} in {self.uri}"
@@ -57,12 +57,12 @@ class Sent:
 
 def require_mlflow() -> None:
     if find_spec("mlflow") is None:
-        raise MayaError("MLflow is not installed.", "pip install 'maya-emulator[mlflow]'")
+        raise MayaError("MLflow is not installed.", "Install it with: pip install 'maya-emulator[mlflow]'")
 
 
 @dataclass(frozen=True)
 class Where:
-    """A run goes to; None is left to MLflow's configuration."""
+    """Where a run is sent; None means MLflow's own configuration."""
 
     tracking_uri: str | None
     experiment: str | None
@@ -70,35 +70,35 @@ class Where:
 
 
 def configured(uri: str | None = None, experiment: str | None = None) -> Where:
-    """Where the user's own MLflow logs to, as far as this process knows: what was set in code goes before the environment."""
+    """Where the user's own MLflow logs to, as far as this process knows. Settings in code come before the environment."""
     mlflow: Any = sys.modules.get("mlflow")
     experiment_id = None
     if mlflow is not None and hasattr(mlflow, "get_tracking_uri"):
         if uri is None and mlflow.is_tracking_uri_set():
             uri = mlflow.get_tracking_uri()
-        if experiment is None and uri in (None, mlflow.get_tracking_uri()):  # an id is that server's own
+        if experiment is None and uri in (None, mlflow.get_tracking_uri()):  # an id is only valid on its server
             experiment_id = getattr(sys.modules.get("mlflow.tracking.fluent"), "_active_experiment_id", None)
     return Where(uri or os.environ.get("MLFLOW_TRACKING_URI"), experiment, experiment_id)
 
 
 def upload_or_keep(draft: Draft, folder: Path) -> Sent | None:
-    """Sends what is in the folder. Where that fails it stays, and the user is told how to send it later."""
+    """Sends the folder. If that fails, it is kept, and a message explains how to send it later."""
     try:
         sent = upload(folder, draft.tracking_uri)
     except MayaError as error:
         where = f" to {without_password(draft.tracking_uri)}" if draft.tracking_uri else ""
         say(f"the {draft.kind} run was not logged{where}: {error.problem}")
-        say(f"it is kept, whole, and can be sent later, once:  maya mlflow upload {folder}")
+        say(f"the run is stored and can be sent later with:  maya mlflow upload {folder}")
         return None
     return sent
 
 
 def upload(folder: Path, uri: str | None = None) -> Sent:
-    """Sends a folder, and removes it when all has arrived."""
+    """Sends a folder, and removes it when everything has arrived."""
     draft = read(folder)
     elsewhere = uri is not None and without_password(uri) != draft.tracking_uri
     own = os.environ.get("MLFLOW_TRACKING_URI")
-    if uri is None:  # a draft keeps no password: the one that is set now is the user's
+    if uri is None:  # a draft does not contain the password, so the present setting is used
         uri = own if own is not None and without_password(own) == draft.tracking_uri else draft.tracking_uri
     local = uri is None or not uri.startswith(("http", "databricks"))
     wait = _wait(LOCAL_WAIT if local else WAIT)
@@ -111,12 +111,12 @@ def upload(folder: Path, uri: str | None = None) -> Sent:
         command = [sys.executable, "-m", "maya_mlflow.send", str(folder), *([ELSEWHERE] if elsewhere else [])]
         child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
         try:
-            told = _follow(child, wait)
+            result = _follow(child, wait)
         finally:
             if child.poll() is None:
                 child.kill()
             child.wait()
-    sent = Sent(str(told["done"]), str(told["experiment"]), str(told["uri"]))
+    sent = Sent(str(result["done"]), str(result["experiment"]), str(result["uri"]))
     remove(folder)
     return sent
 
@@ -130,12 +130,15 @@ def _wait(default: float) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise MayaError(f"{WAIT_VARIABLE}={text} is no number of seconds.", f"Set it to {WAIT:.0f}, say, or unset it.")
+        raise MayaError(
+            f"{WAIT_VARIABLE}={text} is not a number of seconds.",
+            f"Set it to a number such as {WAIT:.0f}, or unset it.",
+        )
     return seconds
 
 
 def _follow(child: subprocess.Popen[str], wait: float) -> dict[str, object]:
-    """Reads what the child tells until it is done; a MayaError with the reason if it will not be."""
+    """Reads the child's messages until it is done. Raises a MayaError with the reason if it fails or takes too long."""
     assert child.stdout is not None
     lines: queue.Queue[str | None] = queue.Queue()
     threading.Thread(target=_pass_on, args=(child.stdout, lines), daemon=True).start()
@@ -155,17 +158,17 @@ def _follow(child: subprocess.Popen[str], wait: float) -> dict[str, object]:
                 raise MayaError(f"{limit} ({WAIT_VARIABLE} sets another limit).") from None
             line = ""
         if line is None:
-            raise MayaError("the process that sends it ended without a word.")
-        told = json.loads(line) if line.startswith("{") else {}
-        if "error" in told:
-            raise MayaError(str(told["error"]))
-        if "done" in told:
-            return dict(told)
-        if told:
+            raise MayaError("the sending process ended without a message.")
+        message = json.loads(line) if line.startswith("{") else {}
+        if "error" in message:
+            raise MayaError(str(message["error"]))
+        if "done" in message:
+            return dict(message)
+        if message:
             last = time.monotonic()
-        ready, files = ready or "ready" in told, files + ("file" in told)
-        if "left out" in str(told.get("file", "")):
-            say(str(told["file"]))
+        ready, files = ready or "ready" in message, files + ("file" in message)
+        if "was skipped" in str(message.get("file", "")):
+            say(str(message["file"]))
         now = time.monotonic()
         if now - started > SHOW_AFTER and now - shown >= MORE_OFTEN:
             shown = now

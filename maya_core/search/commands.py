@@ -63,11 +63,11 @@ def number(text: str | None, read: Callable[[object], object], option: str) -> f
     if text is None:
         return None
     try:
-        found = read(text)
+        value = read(text)
     except ValueError as error:
         raise MayaError(f"{option} {text}: it {error}.") from error
-    assert isinstance(found, int | float)
-    return float(found)
+    assert isinstance(value, int | float)
+    return float(value)
 
 
 def executor_of(name: str, workers: int | None, address: str | None) -> Executor:

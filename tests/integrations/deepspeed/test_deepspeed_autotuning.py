@@ -29,7 +29,7 @@ def test_it_ranks_what_was_emulated(
     words = ("--num_gpus", "4", "--autotuning", "tune", "train.py", "--deepspeed_config", "ds.json")
     job = launched(*words, out=tmp_path / "out", gpu="a30", steps=2)
     assert job is not None
-    assert "maya: the best of the experiments: z2_gas2_tmbspg32768" in capsys.readouterr().err
+    assert "maya: the best experiment is z2_gas2_tmbspg32768" in capsys.readouterr().err
 
     results = tmp_path / "autotuning_results"
     failed, best = results / "z2_gas1_tmbspg65536", results / "z2_gas2_tmbspg32768"
@@ -61,10 +61,10 @@ def test_results_that_were_measured_are_left_alone(tmp_path: Path, monkeypatch: 
     words = ("--num_gpus", "4", "--autotuning", "tune", "train.py", "--deepspeed_config", "ds.json")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "summary.txt").write_text("measured")
-    with pytest.raises(MayaError, match="mine holds results that are not Maya's"):
+    with pytest.raises(MayaError, match="mine contains results that Maya did not write"):
         launched(*words, out=tmp_path / "out")
     write(tmp_path, {**BF16, "autotuning": {"enabled": True, "metric": "speed"}})
-    with pytest.raises(MayaError, match='no such metric: "speed"'):
+    with pytest.raises(MayaError, match='there is no metric "speed"'):
         launched(*words, out=tmp_path / "out")
     with pytest.raises(MayaError, match="DeepSpeed configuration is not provided"):
         launched(*words[:5], out=tmp_path / "out")

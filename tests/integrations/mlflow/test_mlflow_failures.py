@@ -123,7 +123,7 @@ def test_a_server_that_is_down_costs_seconds_and_the_run_is_sent_later_once(
     assert time.monotonic() - began < 60  # the start of a Python with MLflow in it included
     said = " ".join(capfd.readouterr().err.split())
     assert f"the predicted run was not logged to {down}: " in said and "Connection refused" in said
-    assert f"it is kept, whole, and can be sent later, once: maya mlflow upload {folder}" in said
+    assert f"the run is stored and can be sent later with: maya mlflow upload {folder}" in said
     copy = here / "copy"
     shutil.copytree(folder, copy)
     for again in (folder, copy):
@@ -254,4 +254,6 @@ def test_what_cannot_be_uploaded_is_said(here: Path, monkeypatch: pytest.MonkeyP
     _, folder = kept("http://127.0.0.1:9")
     monkeypatch.setenv(WAIT_VARIABLE, "soon")
     result = runner.invoke(cli.app, ["mlflow", "upload", str(folder)])
-    assert isinstance(result.exception, MayaError) and "MAYA_MLFLOW_WAIT=soon is no number" in result.exception.problem
+    assert (
+        isinstance(result.exception, MayaError) and "MAYA_MLFLOW_WAIT=soon is not a number" in result.exception.problem
+    )

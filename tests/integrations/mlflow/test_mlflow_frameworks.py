@@ -74,7 +74,7 @@ def test_lightning(package: str, uri: str, here: Path, capfd: pytest.CaptureFixt
     emulator = MayaEmulator("h100", mlflow=f"in {package}")
     recorder = RecordActual(gpu="h100", experiment=f"in {package}", warm_up=2)
     pl.Trainer(**options, plugins=[emulator], callbacks=[recorder]).fit(model, loader(), loader())
-    assert "under emulation nothing actual is recorded" in capfd.readouterr().err
+    assert "under emulation no actual run is recorded" in capfd.readouterr().err
     pl.Trainer(**options, accelerator="cpu", devices=1, callbacks=[recorder]).fit(model, loader(), loader())
     predicted, actual = check_pair(uri, f"in {package}")
     assert predicted.metrics[keys.STEP_TIME] == pytest.approx(emulator.prediction.step_time_s)
@@ -237,7 +237,7 @@ def test_what_a_program_logs_under_emulation_reaches_nobody(
     with pytest.raises(mlflow.exceptions.MlflowException, match="not found"):
         client.get_run(begun["inner"])
     said = capfd.readouterr().err
-    assert said.count("under emulation what the program logs to MLflow is not sent") == 1
+    assert said.count("under emulation, what the program logs to MLflow is not sent") == 1
 
 
 def test_loggers_and_checkpoints_are_for_another_trainer_afterwards(uri: str, here: Path) -> None:
@@ -303,7 +303,7 @@ def test_emulated_steps_are_not_recorded_as_actual_ones(here: Path, capfd: pytes
     with maya_mlflow.record_actual(warm_up=1) as record:
         small_job()
     assert record.sent is None and record.metrics == {}
-    assert "the actual run was not recorded: steps of it were emulated" in capfd.readouterr().err
+    assert "the actual run was not recorded, because some of its steps were emulated" in capfd.readouterr().err
 
 
 def test_as_the_page_says_it() -> None:

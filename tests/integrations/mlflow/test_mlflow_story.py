@@ -213,7 +213,7 @@ def test_compare_tables_the_pairs_draws_them_and_logs_the_errors(story: Story, p
 def test_drift_makes_it_exit_with_another_code(story: Story) -> None:
     result = maya(story, "compare", story.predicted_ids[0], story.actual_ids[0], "--threshold", "0.001", "--no-log")
     assert result.exit_code == DRIFTED
-    assert "Off by more than 0.001 % in the median of this pair: step time by" in " ".join(result.output.split())
+    assert "The median error of this pair is larger than 0.001 %: step time" in " ".join(result.output.split())
 
 
 def test_figures_of_others_are_not_overwritten(story: Story, tmp_path: Path) -> None:
