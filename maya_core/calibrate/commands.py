@@ -281,7 +281,7 @@ def _keep(
     _say(console, made)
     if older is not None and older.runs is not None:
         console.print(
-            "[yellow]The factors of actual runs in it were of predictions without these measurements: make them anew with `maya calibrate --from-mlflow ... --add`.[/yellow]",
+            "[yellow]Its factors of actual runs were fitted without these measurements: fit them to your actual runs again (docs/calibrate.md).[/yellow]",
             soft_wrap=True,
         )
     console.print(f"Written to {path}; predictions for {gpu} follow it from now on.", highlight=False, soft_wrap=True)

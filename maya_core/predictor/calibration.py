@@ -44,7 +44,7 @@ class CalibrationPart(BaseModel):
 class Origin(CalibrationPart):
     """Where measurements came from."""
 
-    kind: Literal["kineto", "nccl-tests", "measure", "mlflow"]
+    kind: str  # kineto, nccl-tests, measure, or a tracker's name
     name: str  # name of the file or of the device
     note: str = ""
 
