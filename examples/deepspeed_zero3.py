@@ -1,4 +1,4 @@
-"""A Llama trained from nothing with DeepSpeed's ZeRO-3, on tokens that are made here.
+"""A Llama trained from scratch with DeepSpeed's ZeRO-3, on generated tokens.
 
 deepspeed --num_gpus 8 examples/deepspeed_zero3.py --deepspeed_config examples/deepspeed_zero3.json
 deepspeed --emulate examples/deepspeed_zero3.py --deepspeed_config examples/deepspeed_zero3.json      without a GPU

@@ -1,9 +1,9 @@
-"""Supervised fine-tuning of a Llama with TRL: LoRA adapters, sequences packed without padding. Nothing here knows of Maya.
+"""Supervised fine-tuning of a Llama with TRL: LoRA adapters, sequences packed without padding. Nothing in it refers to Maya.
 
     accelerate launch --num_processes 8 examples/huggingface_sft.py                  # on eight GPUs
-    maya run -- accelerate launch --num_processes 8 examples/huggingface_sft.py     # on none
+    maya run -- accelerate launch --num_processes 8 examples/huggingface_sft.py     # without GPUs
 
-The model comes from its configuration, the tokenizer and the data are made here: nothing is downloaded.
+The model is built from its configuration, and the tokenizer and the data are generated: nothing is downloaded.
 """
 
 import argparse
@@ -63,8 +63,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--size", choices=list(SIZES), default="1b")
     parser.add_argument("--full", action="store_true", help="train all weights, not LoRA adapters")
-    parser.add_argument("--batch", type=int, default=4, help="packed sequences a GPU and step")
-    parser.add_argument("--length", type=int, default=2048, help="of a packed sequence")
+    parser.add_argument("--batch", type=int, default=4, help="packed sequences per GPU and step")
+    parser.add_argument("--length", type=int, default=2048, help="length of a packed sequence")
     parser.add_argument("--samples", type=int, default=4000)
     args = parser.parse_args()
     trainer = SFTTrainer(

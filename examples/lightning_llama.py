@@ -1,9 +1,9 @@
 """Llama pre-training with Lightning: FSDP2 and activation checkpointing, on random tokens.
 
-    python examples/lightning_llama.py                     on this machine, on emulated GPUs
+    python examples/lightning_llama.py                     # on this machine, with emulated GPUs
     python examples/lightning_llama.py --layers 80 --hidden 8192 --heads 64 --kv-heads 8 --intermediate 28672 --nodes 8
 
-One line is Maya's: `plugins=`. Without it the same script trains on real GPUs, and runs under `maya run` as well.
+Only one line refers to Maya: `plugins=`. Without it the same script trains on real GPUs, and also runs under `maya run`.
 """
 
 import argparse
@@ -38,7 +38,7 @@ class Llama(L.LightningModule):
     def configure_model(self) -> None:
         if self.model is not None:
             return
-        with torch.device("meta"):  # no memory yet: the strategy makes each rank's part on its GPU
+        with torch.device("meta"):  # no memory yet: the strategy allocates each rank's part on its GPU
             self.model = LlamaForCausalLM(self.config)
         mesh, policy = self.device_mesh["data_parallel"], MixedPrecisionPolicy(torch.bfloat16, torch.float32)
         for layer in self.model.model.layers:
@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--sequence", type=int, default=4096)
     parser.add_argument("--batch", type=int, default=1, help="sequences per GPU")
     parser.add_argument("--nodes", type=int, default=1)
-    parser.add_argument("--gpus", type=int, default=8, help="of a node")
+    parser.add_argument("--gpus", type=int, default=8, help="GPUs per node")
     args = parser.parse_args()
     config = LlamaConfig(
         vocab_size=args.vocabulary,

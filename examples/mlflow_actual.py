@@ -1,10 +1,10 @@
 """A small language model that records itself for MLflow: predicted by Maya, then trained for real, and compared.
 
     maya run --gpu h100 --mlflow -- python examples/mlflow_actual.py
-    python examples/mlflow_actual.py            # on the GPUs; on a machine without, --gpu h100 says what it stands for
+    python examples/mlflow_actual.py            # on the GPUs; without a GPU, give --gpu h100
     maya compare
 
-docs/mlflow.md tells the whole story.
+docs/mlflow.md explains every step.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("width", 128), ("layers", 2), ("batch", 4), ("length", 64), ("steps", 30)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--gpu", help="what this machine stands for, where the driver does not say")
+    parser.add_argument("--gpu", help="the GPU that this machine represents, if the driver does not report one")
     asked = parser.parse_args()
     with maya_mlflow.record_actual(gpu=asked.gpu, steps=asked.steps - 5, warm_up=5):
         train(asked.width, asked.layers, asked.batch, asked.length, asked.steps)

@@ -1,4 +1,4 @@
-"""An op of your own, described to Maya: maya run --gpu h100 -- python examples/own_op.py"""
+"""Describes your own op to Maya: maya run --gpu h100 -- python examples/own_op.py"""
 
 import torch
 

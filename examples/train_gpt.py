@@ -1,7 +1,7 @@
-"""A small GPT in plain PyTorch, trained on random tokens. Nothing in it knows of Maya:
+"""A small GPT in plain PyTorch, trained on random tokens. Nothing in it refers to Maya:
 
 python examples/train_gpt.py                      # on a GPU
-maya run -- python examples/train_gpt.py          # before there is one
+maya run -- python examples/train_gpt.py          # without a GPU
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """A GPT on a 3-D mesh in plain PyTorch: tensor parallel (DTensor), pipeline parallel (torch.distributed.pipelining) and
-sharded data parallel (FSDP2). The defaults are the shape of GPT-3 175B. Nothing in it knows of Maya:
+sharded data parallel (FSDP2). The defaults are the shape of GPT-3 175B. Nothing in it refers to Maya:
 
 torchrun --nnodes 128 --nproc-per-node 8 examples/train_gpt_3d.py --tp 8 --pp 8            # on 1,024 GPUs
-maya run -- torchrun --nnodes 128 --nproc-per-node 8 examples/train_gpt_3d.py --tp 8 --pp 8  # before there are any
+maya run -- torchrun --nnodes 128 --nproc-per-node 8 examples/train_gpt_3d.py --tp 8 --pp 8  # without GPUs
 """
 
 import argparse
@@ -112,7 +112,9 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--tp", type=int, default=8)
     parser.add_argument("--pp", type=int, default=8)
-    parser.add_argument("--microbatches", type=int, default=16, help="per step and data-parallel rank, of one sequence")
+    parser.add_argument(
+        "--microbatches", type=int, default=16, help="microbatches of one sequence, per step and data-parallel rank"
+    )
     parser.add_argument("--recompute", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--steps", type=int, default=100)
     args = parser.parse_args()

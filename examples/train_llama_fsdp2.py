@@ -1,7 +1,7 @@
-"""A Llama in plain PyTorch, sharded by FSDP2. The defaults are the shape of Llama 3 8B. Nothing in it knows of Maya:
+"""A Llama in plain PyTorch, sharded by FSDP2. The defaults are the shape of Llama 3 8B. Nothing in it refers to Maya:
 
 torchrun --nproc-per-node 8 examples/train_llama_fsdp2.py             # on eight GPUs
-maya run -- torchrun --nproc-per-node 8 examples/train_llama_fsdp2.py  # before there are any
+maya run -- torchrun --nproc-per-node 8 examples/train_llama_fsdp2.py  # without GPUs
 """
 
 import argparse
@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--inner", type=int, default=14336)
     parser.add_argument("--vocabulary", type=int, default=128256)
     parser.add_argument("--context", type=int, default=4096)
-    parser.add_argument("--batch", type=int, default=1, help="sequences of a GPU in a step")
+    parser.add_argument("--batch", type=int, default=1, help="sequences per GPU and step")
     parser.add_argument("--recompute", action=argparse.BooleanOptionalAction, default=True)
     args = parser.parse_args()
 

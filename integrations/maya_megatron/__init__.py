@@ -1,1 +1,1 @@
-"""Maya in Megatron: run `pretrain_gpt.py` and its like with `maya run -- torchrun pretrain_gpt.py ...`, or Megatron Core as a library."""
+"""Maya for Megatron: supports scripts such as `pretrain_gpt.py` under `maya run -- torchrun`, and Megatron Core as a library."""

@@ -1,6 +1,6 @@
-"""Datasets of files: rank 0 writes their indices to a cache, the others wait at a barrier and read it. Barriers do not hold emulated ranks up,
-so here the others wait for rank 0 itself. Mock data has an index in memory, of more than a hundred GiB for the samples of a whole training: a few
-steps do with the beginning of it. Checked with megatron-core 0.16.1."""
+"""Makes Megatron's datasets work under emulation. Rank 0 writes the indices of a dataset to a cache; the others wait at a barrier and
+read them. Barriers do not block emulated ranks, so here the others wait for rank 0 itself. The index of mock data is in memory and
+would need more than a hundred GiB for a whole training; a few steps only need its beginning. Checked with megatron-core 0.16.1."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from maya_core.integration import Integration
 
-MOST_SAMPLES = 2**24  # of mock data, where only some steps are run: 1 GiB of index
+MOST_SAMPLES = 2**24  # of mock data, if only some steps are run: an index of 1 GiB
 
 
 def install(integration: Integration) -> None:

@@ -1,8 +1,8 @@
-"""Functions that Megatron decorates with `jit_fuser`, which is torch.compile: chains of elementwise ops that run as one kernel, with no
-memory for what is between them. Here each call is one kernel over its inputs and outputs, forward and backward.
+"""Emulates functions that Megatron decorates with `jit_fuser`, which is torch.compile: chains of elementwise ops that run as one
+kernel, without memory for intermediate results. Each call becomes one kernel over its inputs and outputs, forward and backward.
 
-What the backward of a compiled function keeps is taken to be its inputs, from which it computes the rest again (the partitioner of
-torch.compile prefers what is there already); of a dropout it keeps the mask. Checked with megatron-core 0.16.1.
+A compiled function is assumed to save its inputs for backward and to recompute the rest (torch.compile's partitioner prefers
+existing tensors); of a dropout it saves the mask. Checked with megatron-core 0.16.1.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from maya_core.integration import Integration
 PLAIN = (torch.Tensor, int, float, bool, str, torch.dtype, type(None))
 NAMESPACE = "megatron"
 Made = tuple[torch.Size, tuple[int, ...], torch.dtype]  # a tensor's sizes, strides and dtype
-# Functions that write to their first argument. Compiled, they write to a tensor of their own, and the argument last: so many copies of
-# it are there at once (what inductor makes of them in torch 2.13).
+# Functions that write to their first argument. Compiled, they write to a new tensor first and to the argument last, so this many copies
+# exist at once (as inductor compiles them in torch 2.13).
 COPIES = {"calculate_predicted_logits": 1}
 
 
@@ -30,7 +30,7 @@ def install(integration: Integration) -> None:
     patches.when_imported(
         "megatron.core.jit", lambda module: patches.set(module, "jit_fuser", functools.partial(fused, integration))
     )
-    # Where Megatron was imported before the emulation began, its functions are torch.compile's already.
+    # If Megatron was imported before the emulation started, its functions are already compiled.
     for name in [name for name in sys.modules if name.startswith("megatron.core.")]:
         for attribute, value in list(vars(sys.modules[name]).items()):
             if function := getattr(value, "_torchdynamo_orig_callable", None):
@@ -38,8 +38,8 @@ def install(integration: Integration) -> None:
 
 
 def fused(integration: Integration, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, as one kernel where its tensors are on the emulated device. It is left in Megatron's modules as it is: with
-    tensors of the host, and so after the integration, it is the function itself."""
+    """Runs a function as one kernel if its tensors are on the emulated device. With host tensors, and therefore after the emulation, it
+    calls the function itself, so it can stay in Megatron's modules."""
     rules = integration.rules
     shapes: dict[Any, Any] = {}
     name = getattr(function, "__name__", "fused")
@@ -50,11 +50,11 @@ def fused(integration: Integration, function: Callable[..., Any]) -> Callable[..
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        plain = not kwargs and all(isinstance(one, PLAIN) for one in args)  # as nearly always
+        plain = not kwargs and all(isinstance(one, PLAIN) for one in args)  # the usual case
         flat, form = (args, None) if plain else pytree.tree_flatten((args, kwargs))
         tensors = [one for one in flat if isinstance(one, torch.Tensor)]
         if not any(one.is_cuda for one in tensors) or not (plain or all(isinstance(one, PLAIN) for one in flat)):
-            return function(*args, **kwargs)  # methods, whose tensors are not all seen here, too
+            return function(*args, **kwargs)  # also methods, which may use tensors that are not arguments
         if name == "bias_dropout_add_fused_train":
             (x, bias), residual, probability = args
             return _DropoutAdd.apply(record, probability, x, bias, residual)
@@ -78,7 +78,7 @@ def _kind(value: Any) -> Any:
 
 
 def _described(function: Callable[..., Any], flat: Sequence[Any], form: Any) -> tuple[list[Made], Any] | None:
-    """What comes out; None where that depends on more than shapes. `form` is None where `flat` are the arguments themselves."""
+    """The outputs; None if they depend on more than shapes. `form` is None if `flat` are the arguments themselves."""
     meta = [
         torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device="meta")
         if isinstance(one, torch.Tensor)
@@ -114,7 +114,7 @@ class _Fused(torch.autograd.Function):
         inputs = ctx.saved_tensors
         largest = max(one.numel() for one in inputs)
         wanted = [i for i, one in enumerate(inputs) if ctx.needs_input_grad[i + 3]]
-        # A gradient of what was broadcast is a sum over that of the whole.
+        # The gradient of a broadcast input is a sum.
         whole = {i: torch.empty_like(inputs[i]) for i in wanted if inputs[i].numel() == largest}
         parts = [i for i in wanted if i not in whole]
         if whole:
@@ -127,7 +127,7 @@ class _Fused(torch.autograd.Function):
 
 
 class _DropoutAdd(torch.autograd.Function):
-    """residual + dropout(x + bias): the gradient of the residual is the one that comes in."""
+    """residual + dropout(x + bias). The gradient of the residual is the incoming gradient."""
 
     @staticmethod
     def forward(ctx: Any, record: Any, probability: float, x: Any, bias: Any, residual: Any) -> torch.Tensor:

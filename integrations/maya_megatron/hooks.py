@@ -1,5 +1,5 @@
-"""What changes in Megatron while an emulation is on: each part in a file of its own, put on when the program imports what it is
-about, and undone when the emulation ends. Checked with megatron-core 0.16.1 and the Megatron-LM repository of that version."""
+"""Installs the patches of Megatron for an emulation. Each subject has a file of its own. Patches are applied when the program imports
+the module and undone when the emulation ends. Checked with megatron-core 0.16.1 and the Megatron-LM repository of that version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels that Megatron would compile with nvcc, or that are Triton's: what cannot be built without a GPU is not."""
+"""Skips kernels that Megatron would compile with nvcc, which needs a GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from maya_core.integration import Integration
 
 def install(integration: Integration) -> None:
     patches = integration.patches
-    # The legacy models' extensions; Megatron Core takes its own paths where they are missing.
+    # The extensions of legacy models. Megatron Core works without them.
     patches.when_imported("megatron.legacy.fused_kernels", lambda module: patches.set(module, "load", _nothing))
 
 

@@ -1,7 +1,7 @@
-"""Megatron's log. Times in it would be the emulator's own: while the program runs they are left out of its lines, and after it the line of an
-iteration is printed once more, with predicted ones. Memory is that of the emulated allocator, and stays. The last rank of a job
-writes that line; one that is emulated in any case, the last stage of rank 0's pipeline, does so here. Checked with the
-Megatron-LM repository at 0.16."""
+"""Fills predicted times into Megatron's log. While the program runs, times are removed from its lines, because they would be those of
+the emulation; after the run, the line of an iteration is printed with predicted times. Memory is that of the emulated allocator and
+stays. In a real job the last rank writes that line; here it is the last stage of rank 0's pipeline, which is always emulated. Checked
+with the Megatron-LM repository at 0.16."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from maya_core.integration import Integration
 ELAPSED = re.compile(r" (elapsed time per iteration \(ms\)): [\d.einf+-]+ \|")
 THROUGHPUT = re.compile(r" (throughput per GPU \(TFLOP/s/GPU\)): [\d.einf+-]+ \|")
 POWER = re.compile(r" (energy per GPU \(J/iter/GPU\)|power per GPU \(W/GPU\)): [\d.einf+-]+ \|")
-STARTING = re.compile(r"\(seconds\): *[\d.]+")  # in what is printed while it starts
+STARTING = re.compile(r"\(seconds\): *[\d.]+")  # in lines that are printed during start-up
 
 
 def install(integration: Integration) -> None:
@@ -45,7 +45,7 @@ def masked(line: str) -> str:
 
 
 def to_fill_in(line: str, tflop_per_gpu: float | None) -> dict[str, Any] | None:
-    """The line with places for predicted numbers, if it is that of an iteration."""
+    """The line of an iteration with places for predicted numbers; None for other lines."""
     if not ELAPSED.search(line):
         return None
     line = POWER.sub("", line).replace("{", "{{").replace("}", "}}")

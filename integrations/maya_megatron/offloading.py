@@ -1,6 +1,5 @@
-"""Activations that Megatron offloads to the host (--fine-grained-activation-offloading): here all go to the same place. What is written there has
-no meaning, and as much memory as the hosts of the GPUs have is not on every machine. Copies are recorded as they are. Checked with
-megatron-core 0.16.1."""
+"""Offloads all of Megatron's activations (--fine-grained-activation-offloading) to the same host memory. Their values have no meaning,
+and this machine may have less memory than the hosts of the GPUs. Copies are recorded as usual. Checked with megatron-core 0.16.1."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ def install(integration: Integration) -> None:
         source = src_tensor.contiguous()
         on_host = room(source.nbytes).view(source.dtype).view(source.shape)
         on_host.copy_(source, non_blocking=pin_memory)
-        return source.device, on_host, False  # not of the pool
+        return source.device, on_host, False  # not from the pool
 
     def offloading(module: ModuleType) -> None:
         patches.set(module.ChunkOffloadHandler, "offload", offload)

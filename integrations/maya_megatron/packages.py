@@ -1,7 +1,7 @@
-"""Transformer Engine, apex and mamba_ssm, which are built for a GPU: where they are missing, Megatron finds those of `engine` in their place.
+"""Provides the stand-ins of `engine` for Transformer Engine, apex and mamba_ssm, which need a GPU to be built, if they are not installed.
 
-Nobody but Megatron does: other frameworks ask whether they are installed, and go other ways if so. A program that is to run without
-Transformer Engine on the GPUs as well is emulated with MAYA_TRANSFORMER_ENGINE=0 (and MAYA_APEX=0).
+Only Megatron sees them, because other frameworks would change their behaviour. If a program also runs without Transformer Engine on
+real GPUs, emulate it with MAYA_TRANSFORMER_ENGINE=0 (and MAYA_APEX=0).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from maya_core.messages import say
 from maya_megatron.engine import device
 
 SWITCHES = {"transformer_engine": "MAYA_TRANSFORMER_ENGINE", "apex": "MAYA_APEX", "mamba_ssm": "MAYA_MAMBA"}
-BELONGS_TO = {  # extension modules that come with a package, or are of use with it alone
+BELONGS_TO = {  # extension modules that belong to a package, or are only used with it
     "causal_conv1d": "mamba_ssm",
     "fused_weight_gradient_mlp_cuda": "apex",
     "scaled_upper_triang_masked_softmax_cuda": "apex",
@@ -47,7 +47,7 @@ def install(integration: Integration) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Asked last, so what is installed is found before."""
+    """Finds the stand-ins. It is last in the import path, so installed packages are found first."""
 
     def __init__(self, missing: set[str]) -> None:
         self.missing = missing
@@ -61,7 +61,9 @@ class _Finder(MetaPathFinder):
         if name not in modules:
             return None
         if name == "transformer_engine":
-            say("under emulation Transformer Engine is taken as its 2.9; docs/megatron.md says what of it there is")
+            say(
+                "under emulation, a stand-in for Transformer Engine 2.9 is used; docs/megatron.md describes what it covers"
+            )
         self.found.append(name)
         below = [other for other in modules if other.startswith(f"{name}.")]
         return ModuleSpec(name, _StandIn(modules[name], below), is_package=bool(below))
@@ -84,14 +86,14 @@ class _StandIn(Loader):
         parent, _, name = module.__name__.rpartition(".")
         if parent:
             setattr(sys.modules[parent], name, module)
-        else:  # modules below are there as soon as the package is, as theirs are
+        else:  # submodules are imported with the package, as in the originals
             for name in self.below:
                 importlib.import_module(name)
 
 
 @functools.cache
 def _modules() -> dict[str, dict[str, Any]]:
-    # Not before Megatron asks: layers are made of torch's, which is still being imported when the emulation is put on.
+    # Imported only when Megatron needs it: layers derive from torch's, which is still being imported when the emulation starts.
     from maya_megatron.engine.modules import APEX, MAMBA, TRANSFORMER_ENGINE
 
     return {**TRANSFORMER_ENGINE, **APEX, **MAMBA}

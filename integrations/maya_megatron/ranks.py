@@ -1,6 +1,7 @@
-"""Which ranks Megatron needs, and what they tell one another while it starts. The stages of this rank's pipeline will exchange messages with it:
-they are started together, as soon as it is known which they are, and not one after the other as messages turn up. Names of groups of parameters are gathered from all ranks, for checkpoints: ranks that
-share a model have the same, so each takes its own for everybody's, and no rank is emulated for that. Checked with megatron-core 0.16.1."""
+"""Starts the ranks that Megatron needs, and avoids others. The stages of this rank's pipeline will exchange messages with it, so they are
+all started as soon as they are known, instead of one after the other when messages arrive. For checkpoints, Megatron gathers the names
+of parameter groups from all ranks. Ranks that share a model have the same names, so each rank uses its own for all of them, and no
+rank is emulated for that. Checked with megatron-core 0.16.1."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What an emulated run does without: checkpoints, whose weights nobody reads, loggers, which would show the emulator's times, and the binding
-of a process to the processors that are near its GPU."""
+"""Skips what an emulated run does not need: checkpoints, loggers, which would show the times of the emulation, and binding a process to
+the processors near its GPU."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 def _not_loaded(*_: Any, **__: Any) -> tuple[int, int]:
-    """As where there is no checkpoint: iteration 0, and no floating-point operation done so far."""
+    """The result of a missing checkpoint: iteration 0, and no floating-point operations so far."""
     say("the checkpoint given with --load is not read: an emulated run starts at iteration 0, without weights")
     return 0, 0

@@ -1,5 +1,5 @@
-"""What Megatron keeps of a job in its modules: process groups, arguments, random states, and what it has found to be installed. They must
-not outlive the emulated world: modules that were there before are as they were, the others are imported anew by who asks next."""
+"""Restores what Megatron keeps about a job in its modules: process groups, arguments, random states and detected packages. It must not
+outlive the emulated world. Modules that were imported before are restored; the others are removed and will be imported again."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ MODULES = (
     "megatron.core.rerun_state_machine",
     "megatron.training.global_vars",
 )
-STATE = (bool, int, list, dict)  # beside None
+STATE = (bool, int, list, dict)  # besides None
 
 
 def install(integration: Integration) -> None:
     integration.patches.on_undo(functools.partial(_forget_new, set(sys.modules)))
     for name in MODULES:
-        integration.patches.when_imported(name, functools.partial(_as_found, integration.patches))
+        integration.patches.when_imported(name, functools.partial(_restore_state, integration.patches))
 
 
 def _forget_new(before: set[str]) -> None:
@@ -32,6 +32,6 @@ def _forget_new(before: set[str]) -> None:
         del sys.modules[name]
 
 
-def _as_found(patches: Patches, module: ModuleType) -> None:
+def _restore_state(patches: Patches, module: ModuleType) -> None:
     state = {name: copy.copy(value) for name, value in vars(module).items() if value is None or type(value) in STATE}
     patches.on_undo(functools.partial(vars(module).update, state))

@@ -1,6 +1,7 @@
-"""What `maya calibrate measure` times: the shapes that transformer training is made of, one kernel to a case.
+"""The cases that `maya calibrate measure` times: the usual shapes of transformer training, one kernel per case.
 
-A case makes its tensors, calls one op of ATen's, and knows by the same rules as a trace which kernel that is.
+A case creates its tensors and calls one ATen op. Which kernel that launches is decided by the same rules as for a trace. The timing
+itself is done in `measure.py`.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ NAMES = {f"torch.{dtype.name}": name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True)
 class CalibrationCase:
-    """One op on tensors of its own. `make` allocates them and returns the call to time."""
+    """One op on its own tensors. `make` allocates them and returns the call to time."""
 
     name: str
     make: Callable[[], Callable[[], Any]]
-    nbytes: int  # that it takes, about: cases too large for the GPU are left out
+    nbytes: int  # approximate memory; cases that are too large for the GPU are skipped
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class OpCall:
 
 
 def kernel_of(gpu: Gpu, call: OpCall, results: Any) -> Kernel | None:
-    """The one kernel that a call launches, with those that were only ever measured together with it; None if there are more."""
+    """The kernel that a call launches, including launches that are only measured together with it; None if there are several."""
     schema = call.op._schema
     given = list(call.arguments) + [argument.default_value for argument in schema.arguments[len(call.arguments) :]]
     outputs = results if isinstance(results, tuple) else (results,)
@@ -79,7 +80,7 @@ def cases(*, quick: bool = False) -> Iterator[CalibrationCase]:
 
 
 def products(quick: bool) -> Iterator[CalibrationCase]:
-    """Forward (x W'), input's gradient (g W) and weight's gradient (g' x) of a transformer's linear layers."""
+    """Forward (x W'), gradient of the input (g W) and gradient of the weight (g' x) of a transformer's linear layers."""
     hidden = (1024, 2048, 4096, 8192) if not quick else (1024, 4096)
     tokens = (256, 1024, 4096, 16384) if not quick else (512, 8192)
     dtypes = (torch.bfloat16, torch.float16, torch.float32) if not quick else (torch.bfloat16, torch.float32)
@@ -89,7 +90,7 @@ def products(quick: bool) -> Iterator[CalibrationCase]:
                 for m in tokens:
                     for layout in ("TN", "NN", "NT") if not quick else ("TN", "NT"):
                         if dtype == torch.float32 and m * n * k > 2**37:
-                            continue  # seconds a run
+                            continue  # it would take seconds per run
                         item = dtype.itemsize
                         yield CalibrationCase(
                             f"mm {layout} {m} x {n} x {k} {dtype}",
@@ -108,8 +109,8 @@ def _product(layout: str, m: int, n: int, k: int, dtype: torch.dtype) -> Callabl
 
 
 def attention(quick: bool) -> Iterator[CalibrationCase]:
-    """Causal attention by flash, memory-efficient and cuDNN kernels. Backward is one kernel, or was only ever measured as one,
-    with flash and cuDNN."""
+    """Causal attention by flash, memory-efficient and cuDNN kernels. With flash and cuDNN, backward is one kernel, or is
+    measured as one."""
     lengths = (512, 1024, 2048, 4096, 8192) if not quick else (1024, 4096)
     heads = ((16, 64), (32, 128)) if not quick else ((32, 128),)
     for backend in ("flash", "efficient", "cudnn"):
@@ -124,7 +125,7 @@ def attention(quick: bool) -> Iterator[CalibrationCase]:
 
 def _attention(backend: str, backward: bool, batch: int, heads: int, length: int, width: int) -> Callable[[], OpCall]:
     def make() -> OpCall:
-        # as modules make them: tokens before heads in memory
+        # the layout that modules create: tokens before heads in memory
         query, key, value, grad = (_new(batch, length, heads, width).transpose(1, 2) for _ in range(4))
         if backend == "flash":
             call = OpCall(aten._scaled_dot_product_flash_attention.default, (query, key, value, 0.0, True))
@@ -149,7 +150,7 @@ def _attention(backend: str, backward: bool, batch: int, heads: int, length: int
 
 
 def memory_bound(quick: bool) -> Iterator[CalibrationCase]:
-    """Elementwise ops, casts, norms, softmax, sums: whatever is bound by moving bytes."""
+    """Memory-bound ops: elementwise ops, casts, norms, softmax and sums."""
     rows = (256, 1024, 4096, 16384, 65536) if not quick else (1024, 16384)
     widths = (1024, 4096, 12288) if not quick else (4096,)
     for dtype in (torch.bfloat16, torch.float32):
@@ -181,7 +182,7 @@ def _row_ops(rows: int, width: int, dtype: torch.dtype) -> Iterator[tuple[str, C
 
 
 def copies(quick: bool) -> Iterator[CalibrationCase]:
-    """Between pinned host memory and the GPU, and within the GPU."""
+    """Copies between pinned host memory and the GPU, and within the GPU."""
     for nbytes in (64 * 1024, MIB, 8 * MIB, 64 * MIB, 256 * MIB) if not quick else (MIB, 64 * MIB):
         for direction in ("h2d", "d2h", "d2d"):
             yield CalibrationCase(f"copy {direction} {nbytes} bytes", _copy(direction, nbytes), 2 * nbytes)

@@ -1,4 +1,7 @@
-"""`maya calibrate`: predictions that follow measurements of your own."""
+"""The commands of `maya calibrate`, which make a calibration from your own measurements.
+
+The readers of measurements are in this folder; how a calibration changes predictions is defined in `predictor.calibration`.
+"""
 
 from __future__ import annotations
 
@@ -29,17 +32,18 @@ from maya_core.predictor.calibration import (
 from maya_core.predictor.profile import user_folder
 
 app = typer.Typer(
-    help="Predictions that follow measurements of your own: profiler traces, nccl-tests, micro-benchmarks.",
+    help="Corrects predictions by your own measurements: profiler traces, nccl-tests, micro-benchmarks.",
     no_args_is_help=True,
 )
 
-NameOption = Annotated[str | None, typer.Option(help="Name of the calibration. Default: the GPU's.")]
-GpuOption = Annotated[str | None, typer.Option(help="Which GPU it is of, where the measurements do not say.")]
-ReplaceOption = Annotated[bool, typer.Option("--replace", help="Write over the calibration of that name.")]
+NameOption = Annotated[str | None, typer.Option(help="The name of the calibration. Default: the name of the GPU.")]
+GpuOption = Annotated[str | None, typer.Option(help="The GPU, if the measurements do not name it.")]
+ReplaceOption = Annotated[bool, typer.Option("--replace", help="Overwrite the calibration of that name.")]
 AddOption = Annotated[bool, typer.Option("--add", help="Add to the calibration of that name.")]
 HardwareOption = Annotated[Path | None, typer.Option("--hardware", help="A TOML file with hardware of your own.")]
 NetworkOption = Annotated[
-    str | None, typer.Option(help="Network between nodes; `maya gpus --networks` lists them. Default: the usual one.")
+    str | None,
+    typer.Option(help="The network between nodes; `maya gpus --networks` lists them. Default: the usual one."),
 ]
 
 
@@ -49,21 +53,23 @@ def kineto(
         list[Path], typer.Argument(help="Traces of torch.profiler with record_shapes=True, .json or .json.gz.")
     ],
     gpu: GpuOption = None,
-    gpus_per_node: Annotated[int | None, typer.Option(min=1, help="Of the run. Default: the usual node's.")] = None,
+    gpus_per_node: Annotated[
+        int | None, typer.Option(min=1, help="GPUs per node of the run. Default: those of the usual node.")
+    ] = None,
     network: NetworkOption = None,
     name: NameOption = None,
     add: AddOption = False,
     replace: ReplaceOption = False,
     hardware: HardwareOption = None,
 ) -> None:
-    """From profiler traces of a real run, of one rank or of several."""
+    """Calibrates from profiler traces of a real run, of one rank or of several."""
     from maya_core.calibrate import profiler_trace as reader
 
     use_hardware_file(hardware)
     loaded = [reader.load(path) for path in traces]
     names = [each for trace in loaded for each in reader.device_names(trace)]
     board = reader.agreed_gpu(names, gpu, ", ".join(str(path) for path in traces))
-    _free(name or board.name, add, replace)
+    _check_name(name or board.name, add, replace)
     usual = cluster(board.name)
     found = reader.measure(
         traces,
@@ -73,65 +79,69 @@ def kineto(
         loaded=loaded,
     )
     console = Console()
-    _say_counts(console, found.counts)
+    _print_counts(console, found.counts)
     if not found.measured and not found.collectives:
         raise MayaError(
             f"nothing in {', '.join(str(path) for path in traces)} could be used.",
-            "Profile a few steps of eager PyTorch with record_shapes=True; what torch.compile generates is not matched.",
+            "Profile a few steps of eager PyTorch with record_shapes=True; kernels that torch.compile generates are not recognized.",
         )
     sources = [Origin(kind="kineto", name=path.name, note=", ".join(sorted(set(names)))) for path in traces]
     _keep(console, name or board.name, board.name, sources, found.measured, found.collectives, add, replace)
 
 
-def _say_counts(console: Console, counts: object) -> None:
+def _print_counts(console: Console, counts: object) -> None:
     from maya_core.calibrate.profiler_trace import Counts
 
     assert isinstance(counts, Counts)
     console.print(f"{counts.kernels:,} kernels and copies, {counts.used:,} used", highlight=False)
     lines = [
-        (counts.warm_up, "were the first of their shape"),
-        (counts.contended, "ran beside NCCL's kernels, which slow them"),
+        (counts.warm_up, "were the first of their shape (warm-up)"),
+        (counts.contended, "ran at the same time as NCCL's kernels, which slow them down"),
         (counts.pageable, "copied memory that was not pinned"),
-        (counts.without_op, "were launched by no op of ATen's (CUDA graphs, Triton, other libraries)"),
+        (counts.without_op, "were not launched by an ATen op (CUDA graphs, Triton, other libraries)"),
         *((number, reason) for reason, number in counts.unknown.most_common()),
     ]
     if counts.unpaired:
         worst = ", ".join(f"{op} {number}" for op, number in counts.unpaired.most_common(4))
-        lines.append((counts.unpaired.total(), f"are not the kernels Maya expects of their op ({worst})"))
+        lines.append((counts.unpaired.total(), f"are not the kernels that Maya expects from their op ({worst})"))
     for number, reason in lines:
         if number:
             console.print(f"  [dim]{number:>7,}[/dim] {reason}", highlight=False, soft_wrap=True)
     if counts.nccl:
-        told = counts.nccl - counts.nccl_untold
-        console.print(f"{counts.nccl:,} kernels of NCCL's, {told:,} with op, sizes and ranks", highlight=False)
+        described = counts.nccl - counts.nccl_untold
+        console.print(f"{counts.nccl:,} NCCL kernels, {described:,} of them with op, sizes and ranks", highlight=False)
     if counts.tf32:
         console.print(
-            f"{counts.tf32:,} float32 products ran in TF32, and count as that: they are for programs that allow it.",
+            f"{counts.tf32:,} float32 products ran in TF32 and count as TF32: they apply to programs that allow it.",
             soft_wrap=True,
         )
     if not counts.shapes:
-        console.print("[yellow]No shapes: collectives alone are taken. Profile with record_shapes=True.[/yellow]")
+        console.print(
+            "[yellow]The trace has no shapes, so only collectives are used. Profile with record_shapes=True.[/yellow]"
+        )
     elif not counts.strides:
         console.print(
-            "[yellow]No strides (torch before 2.2): tensors are taken to be contiguous, so layouts of products may be mistaken.[/yellow]",
+            "[yellow]The trace has no strides (torch before 2.2): tensors are assumed to be contiguous, so layouts of products may be wrong.[/yellow]",
             soft_wrap=True,
         )
 
 
 @app.command()
 def nccl(
-    outputs: Annotated[list[Path], typer.Argument(help="What all_reduce_perf and other nccl-tests printed.")],
+    outputs: Annotated[list[Path], typer.Argument(help="The output of all_reduce_perf and other nccl-tests.")],
     gpu: GpuOption = None,
-    nodes: Annotated[int | None, typer.Option(min=1, help="Where the file does not list its ranks.")] = None,
-    gpus_per_node: Annotated[int | None, typer.Option(min=1, help="Where the file does not list its ranks.")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Needed if the file does not list its ranks.")] = None,
+    gpus_per_node: Annotated[
+        int | None, typer.Option(min=1, help="Needed if the file does not list its ranks.")
+    ] = None,
     network: NetworkOption = None,
-    op: Annotated[str | None, typer.Option(help="Which test, where the file does not say: all_reduce ...")] = None,
+    op: Annotated[str | None, typer.Option(help="The test, if the file does not name it: all_reduce ...")] = None,
     name: NameOption = None,
     add: AddOption = False,
     replace: ReplaceOption = False,
     hardware: HardwareOption = None,
 ) -> None:
-    """From the output of nccl-tests, within a node or across several."""
+    """Calibrates from the output of nccl-tests, within a node or across several."""
     from maya_core.calibrate.nccl_tests import read
 
     use_hardware_file(hardware)
@@ -145,7 +155,9 @@ def nccl(
         for note in found.notes:
             console.print(f"[yellow]{path.name}: {note}[/yellow]", highlight=False)
     if len(boards) > 1:
-        raise MayaError(f"the files are of several GPUs: {', '.join(sorted(boards))}.", "Calibrate one at a time.")
+        raise MayaError(
+            f"the files were measured on several GPUs: {', '.join(sorted(boards))}.", "Calibrate one GPU at a time."
+        )
     board = boards.pop()
     sources = [Origin(kind="nccl-tests", name=path.name) for path in outputs]
     _keep(console, name or board, board, sources, [], rows, add, replace)
@@ -153,14 +165,14 @@ def nccl(
 
 @app.command()
 def measure(
-    gpu: Annotated[str, typer.Option(help="Which GPU of the catalog this is; 'auto' asks the driver.")] = "auto",
+    gpu: Annotated[str, typer.Option(help="The GPU's name in the catalog; 'auto' asks the driver.")] = "auto",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer shapes, shorter runs: a minute or two.")] = False,
     name: NameOption = None,
     add: AddOption = False,
     replace: ReplaceOption = False,
     hardware: HardwareOption = None,
 ) -> None:
-    """By micro-benchmarks on the GPU of this machine."""
+    """Calibrates by micro-benchmarks on the GPU of this machine."""
     from maya_core.calibrate.measure import require_gpu
 
     use_hardware_file(hardware)
@@ -172,8 +184,8 @@ def measure(
     from maya_core.calibrate.profiler_trace import agreed_gpu
 
     board = agreed_gpu([driver_name], None if gpu == "auto" else gpu, "this machine's GPU")
-    _free(name or board.name, add, replace)
-    torch.backends.cuda.matmul.allow_tf32 = False  # what "float32" stands for
+    _check_name(name or board.name, add, replace)
+    torch.backends.cuda.matmul.allow_tf32 = False  # so that float32 means float32
     every = list(cases(quick=quick))
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -188,7 +200,9 @@ def measure(
     for reason, number in outcome.skipped.most_common():
         console.print(f"  [dim]{number:>7,}[/dim] {reason}", highlight=False)
     if outcome.slowdown is not None:
-        console.print(f"Products and attention take {outcome.slowdown:.2f} times as long under load as at first.")
+        console.print(
+            f"Under sustained load, products and attention take {outcome.slowdown:.2f} times as long as in a burst."
+        )
     note = f"torch {torch.__version__}, {len(outcome.measured)} kernels" + ", quick" * quick
     sources = [Origin(kind="measure", name=driver_name, note=note)]
     _keep(console, name or board.name, board.name, sources, outcome.measured, [], add, replace)
@@ -196,7 +210,7 @@ def measure(
 
 @app.command("list")
 def list_all() -> None:
-    """Your calibrations, and which are used."""
+    """Lists your calibrations, and which of them are used."""
     console, found = Console(), calibrations()
     if not found:
         console.print(f"No calibrations in {user_folder()}.", highlight=False, soft_wrap=True)
@@ -206,7 +220,7 @@ def list_all() -> None:
         table.add_column(title, justify="right" if title in ("kernels", "factors", "collectives") else "left")
     seen: set[str] = set()
     for each in found:
-        used = "yes" if each.gpu not in seen else "no: an older one"
+        used = "yes" if each.gpu not in seen else "no, a newer one exists"
         seen.add(each.gpu)
         table.add_row(
             each.name,
@@ -223,15 +237,15 @@ def list_all() -> None:
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="Of the calibration; `maya calibrate list` has them.")],
-    as_json: Annotated[bool, typer.Option("--json", help="For machines: the file itself.")] = False,
+    name: Annotated[str, typer.Argument(help="The name of the calibration; `maya calibrate list` lists them.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the file itself.")] = False,
 ) -> None:
-    """What a calibration holds, and what it is worth."""
+    """Shows the content of a calibration, and how much it helps."""
     path = path_of(name)
     found = read_calibration(path) if path.exists() else None
     if found is None:
         known = ", ".join(each.name for each in calibrations()) or "none"
-        raise MayaError(f"there is no calibration '{name}' in {user_folder()}.", f"There are: {known}.")
+        raise MayaError(f"there is no calibration '{name}' in {user_folder()}.", f"Your calibrations are: {known}.")
     if as_json:
         typer.echo(found.model_dump_json(indent=2))
         return
@@ -239,24 +253,24 @@ def show(
     console.print(f"{found.name}: {find_gpu(found.gpu).driver_name}, {found.created:%Y-%m-%d %H:%M}", highlight=False)
     for source in found.sources:
         console.print(f"  from {source.kind} {source.name}" + f" ({source.note})" * bool(source.note), highlight=False)
-    _say(console, found)
+    _print(console, found)
 
 
 @app.command()
-def remove(name: Annotated[str, typer.Argument(help="Of the calibration.")]) -> None:
-    """Deletes a calibration of yours."""
+def remove(name: Annotated[str, typer.Argument(help="The name of the calibration.")]) -> None:
+    """Deletes one of your calibrations."""
     Console().print(f"Removed {remove_calibration(name)}.", highlight=False, soft_wrap=True)
 
 
-def _free(name: str, add: bool, replace: bool) -> None:
-    """Whether the name may be written to, asked before any work is done."""
+def _check_name(name: str, add: bool, replace: bool) -> None:
+    """Checks, before any work is done, that the calibration may be written."""
     if add and replace:
-        raise MayaError("--add and --replace together.", "Give one of them.")
+        raise MayaError("--add and --replace do not work together.", "Give one of them.")
     path = path_of(name)
     if path.exists() and not add and not replace:
         raise MayaError(
-            f"there is a calibration '{name}' already ({path}).",
-            "Give --add to add these measurements to it, --replace to write over it, or --name for a new one.",
+            f"a calibration '{name}' already exists ({path}).",
+            "Give --add to add these measurements to it, --replace to overwrite it, or --name for a new one.",
         )
 
 
@@ -272,28 +286,30 @@ def _keep(
 ) -> None:
     from maya_core.predictor.calibration_factors import make, merge
 
-    _free(name, add, replace)
+    _check_name(name, add, replace)
     older = read_calibration(path_of(name)) if add and path_of(name).exists() else None
     if older is not None and older.gpu != gpu:
-        raise MayaError(f"'{name}' is of {older.gpu}, these measurements are of {gpu}.", "Give another --name.")
+        raise MayaError(
+            f"'{name}' is a calibration of {older.gpu}, but these measurements are of {gpu}.", "Give another --name."
+        )
     made = merge(older, sources, measured, collectives) if older else make(name, gpu, sources, measured, collectives)
     path = write_calibration(made, replace=add or replace)
-    _say(console, made)
+    _print(console, made)
     if older is not None and older.runs is not None:
         console.print(
             "[yellow]Its factors of actual runs were fitted without these measurements: fit them to your actual runs again (docs/calibrate.md).[/yellow]",
             soft_wrap=True,
         )
-    console.print(f"Written to {path}; predictions for {gpu} follow it from now on.", highlight=False, soft_wrap=True)
+    console.print(f"Written: {path}. Predictions for {gpu} use it from now on.", highlight=False, soft_wrap=True)
     others = [each.name for each in calibrations(gpu) if each.name != name]
     if others:
-        console.print(f"[yellow]Not used any more, being older: {', '.join(others)}.[/yellow]")
+        console.print(f"[yellow]These older calibrations are not used any more: {', '.join(others)}.[/yellow]")
 
 
-def _say(console: Console, found: Calibration) -> None:
+def _print(console: Console, found: Calibration) -> None:
     if found.measured:
         console.print(_kernel_table(found))
-        _say_unused(console, found)
+        _print_unused(console, found)
         if found.checks:
             rows = sum(check.rows for check in found.checks)
             before, after = (
@@ -301,32 +317,32 @@ def _say(console: Console, found: Calibration) -> None:
                 for which in ("before_pct", "after_pct")
             )
             console.print(
-                f"{rows} shapes left out of all factors: {before:.1f} % off before, {after:.1f} % after.",
+                f"Error on {rows} held-out shapes: {before:.1f} % before, {after:.1f} % after.",
                 highlight=False,
             )
     if found.collectives:
         console.print(_collective_table(found.collectives))
     if found.runs:
         console.print(
-            f"{found.runs}: step time {found.runs.before_pct:.1f} % off before, {found.runs.after_pct:.1f} % after, each run predicted by the others.",
+            f"{found.runs}: error of step time {found.runs.before_pct:.1f} % before, {found.runs.after_pct:.1f} % after, each run predicted from the others.",
             highlight=False,
             soft_wrap=True,
         )
 
 
-def _say_unused(console: Console, found: Calibration) -> None:
+def _print_unused(console: Console, found: Calibration) -> None:
     by_reason: dict[str, list[str]] = {}
     for each in found.unused:
         by_reason.setdefault(each.reason, []).append(f"{each.family} {each.model}")
     if by_reason:
-        console.print("No factor, so only the shapes measured are corrected:", highlight=False)
+        console.print("These have no factor, so only the measured shapes are corrected:", highlight=False)
     for reason, kernels in sorted(by_reason.items(), key=lambda item: -len(item[1])):
         console.print(f"  [dim]{reason}:[/dim] {', '.join(kernels)}", highlight=False, soft_wrap=True)
 
 
 def _kernel_table(found: Calibration) -> Table:
     table = Table()
-    for title in ("kernels", "shapes", "runs", "factor", "held", "before", "after"):
+    for title in ("kernels", "shapes", "runs", "factor", "held-out", "error before", "after"):
         table.add_column(
             title, justify="left" if title in ("kernels", "factor") else "right", no_wrap=title == "kernels"
         )
@@ -336,16 +352,16 @@ def _kernel_table(found: Calibration) -> Table:
         groups.setdefault((row.family, row.model), []).append(row)
     for key, rows in groups.items():
         factor, check = found.factor_of.get(key), checks.get(key)
-        said = "-"
+        text = "-"
         if factor is not None:
-            said = f"{factor.short:.2f}"
+            text = f"{factor.short:.2f}"
             if not math.isclose(factor.short, factor.long, rel_tol=0.005):
-                said += f" to {factor.long:.2f}"
+                text += f" to {factor.long:.2f}"
         table.add_row(
             " ".join(key),
             f"{len(rows):,}",
             f"{sum(row.samples for row in rows):,}",
-            said,
+            text,
             *((f"{check.rows}", f"{check.before_pct:.1f} %", f"{check.after_pct:.1f} %") if check else ("", "", "")),
         )
     return table

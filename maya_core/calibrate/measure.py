@@ -1,8 +1,7 @@
-"""Times micro-benchmarks on a GPU that is there.
+"""Times micro-benchmarks on a real GPU.
 
-Each case is timed with CUDA events, L2 flushed before every run, first on a GPU that was idle (burst) and then for so long
-that power and clocks have settled (sustained): training runs at the second. Only the event timer needs a GPU; the loop asks
-whatever timer it is given.
+Each case is timed with CUDA events, with L2 flushed before every run: first on an idle GPU (burst), then for so long that power and
+clocks have settled (sustained), as in training. Only the event timer needs a GPU; the loop works with any timer.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from maya_core.predictor.calibration import Measured
 BURST_RUNS = 10
 LEAST_RUNS = 20
 KEPT = 0.5  # the last half of a long run counts as sustained
-SHORTEST_S = 5e-6  # below that, events say more of themselves than of the kernel
-ROOM = 0.8  # of the GPU's memory that a case may take
+SHORTEST_S = 5e-6  # shorter times are dominated by the events themselves
+ROOM = 0.8  # the share of the GPU's memory that a case may use
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one call."""
+    """The duration of one call, in seconds."""
 
     burst: float
     sustained: float
-    spread: float  # interquartile range by the median, of the sustained runs
+    spread: float  # interquartile range divided by the median, of the sustained runs
     samples: int
 
 
@@ -49,7 +48,7 @@ class Timer(Protocol):
 class MeasuredCase:
     measured: list[Measured] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
-    slowdown: float | None = None  # sustained by burst, the median over products and attention
+    slowdown: float | None = None  # sustained divided by burst time, the median over products and attention
 
 
 def run(
@@ -60,28 +59,28 @@ def run(
     memory_bytes: float | None = None,
     progress: Callable[[str], None] = lambda name: None,
 ) -> MeasuredCase:
-    """Times every case. What this GPU or torch cannot do is counted and left out."""
+    """Times every case. Cases that this GPU or torch does not support are counted and skipped."""
     room = ROOM * (memory_bytes if memory_bytes is not None else gpu.memory_bytes)
     rows: dict[Kernel, Measured] = {}
     outcome = MeasuredCase()
     for case in every:
         progress(case.name)
         if case.nbytes > room:
-            outcome.skipped["do not fit"] += 1
+            outcome.skipped["do not fit into memory"] += 1
             continue
         try:
             call = case.make()
             assert isinstance(call, OpCall)
             kernel = kernel_of(gpu, call, call())
-        except (RuntimeError, NotImplementedError):  # a backend that this GPU does not have
-            outcome.skipped["not offered by this GPU or torch"] += 1
+        except (RuntimeError, NotImplementedError):  # a backend that this GPU does not support
+            outcome.skipped["are not supported by this GPU or torch"] += 1
             continue
         if kernel is None:
-            outcome.skipped["more than one kernel"] += 1
+            outcome.skipped["launch more than one kernel"] += 1
             continue
         timing = timer.time(call, kernel)
         if timing.sustained < SHORTEST_S:
-            outcome.skipped["too short for events"] += 1
+            outcome.skipped["are too short for events"] += 1
             continue
         rows[kernel] = Measured(
             family=kernel.family,
@@ -100,13 +99,15 @@ def run(
 
 
 def sample(once: Callable[[int], list[float]], seconds: float, clock: Callable[[], float] = time.monotonic) -> Timing:
-    """A timing out of `once(n)`, which runs a call n times on end and gives each run's seconds."""
-    once(3)  # cuBLAS and cuDNN choose their kernels at the first
+    """Makes a timing from `once(n)`, which runs a call n times in a row and returns the seconds of each run."""
+    once(3)  # in the first run, cuBLAS and cuDNN choose their kernels
     burst = statistics.median(once(BURST_RUNS))
     each, found, start = LEAST_RUNS, list[float](), clock()
     while len(found) < LEAST_RUNS or clock() - start < seconds:
         found += once(each)
-        each = min(max(LEAST_RUNS, round(0.1 / max(burst, 1e-6))), 1000)  # a tenth of a second before the next look
+        each = min(
+            max(LEAST_RUNS, round(0.1 / max(burst, 1e-6))), 1000
+        )  # a tenth of a second between two readings of the clock
     settled = np.array(found[round(len(found) * (1 - KEPT)) :])
     low, middle, high = np.percentile(settled, [25, 50, 75])
     return Timing(burst, float(middle), float((high - low) / middle), len(settled))
@@ -129,7 +130,7 @@ class EventTimer:
     def _runs(self, call: Callable[[], Any], count: int) -> list[float]:
         pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]  # type: ignore[no-untyped-call]
         for start, end in pairs:
-            self.flush.zero_()  # nothing of the last run is left in L2, and the host gets ahead of the GPU
+            self.flush.zero_()  # clears L2, and lets the host get ahead of the GPU
             start.record()
             call()
             end.record()
@@ -138,21 +139,21 @@ class EventTimer:
 
 
 def is_emulated() -> bool:
-    """Whether the CUDA device of this process is Maya's own."""
+    """Whether the CUDA device of this process is emulated."""
     return build._native is not None and bool(build._native.installed())
 
 
 def require_gpu() -> str:
-    """The name of the GPU to measure, as its driver has it."""
+    """The driver's name of the GPU to measure. Raises an error if there is none."""
     if is_emulated():
         raise MayaError(
-            "the GPU of this process is emulated: its times are Maya's own predictions, and there is nothing to measure.",
+            "the GPU of this process is emulated, so its times are Maya's own predictions and cannot be measured.",
             "Run `maya calibrate measure` by itself, on a machine with the GPU.",
         )
     if not torch.cuda.is_available():
         built = "" if torch.version.cuda else " This torch is a CPU build; a CUDA build is needed as well."
         raise MayaError(
-            f"there is no CUDA GPU here.{built}",
+            f"this machine has no CUDA GPU.{built}",
             "Run this on a machine with the GPU and copy the file it writes, or calibrate from what you have: "
             "`maya calibrate kineto TRACE.json` reads a profiler trace, `maya calibrate nccl OUTPUT.txt` nccl-tests.",
         )

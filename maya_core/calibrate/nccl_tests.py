@@ -1,4 +1,4 @@
-"""Measurements out of what NVIDIA's nccl-tests print (all_reduce_perf and its kin), of one test or of several in a row."""
+"""Reads measurements from the output of NVIDIA's nccl-tests (all_reduce_perf and others), of one test or of several in a row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPS = {
     "alltoall": "all_to_all", "sendrecv": "send", "broadcast": "broadcast", "reduce": "reduce", "gather": "gather",
     "scatter": "scatter",
 }  # fmt: skip
-IN_PLACE = ("all_reduce", "broadcast", "reduce")  # as PyTorch calls them; the others have two buffers
+IN_PLACE = ("all_reduce", "broadcast", "reduce")  # PyTorch calls these in place; the others have two buffers
 PREFIX = re.compile(r"^(\[\d+,\d+\]<std\w+>:|\s*\d+:(?= *#| +\d))")  # of mpirun --tag-output, of srun --label
 RANK = re.compile(
     r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+(\d+)\s+on\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(.+?)\s*$"
@@ -30,10 +30,10 @@ ITERATIONS = re.compile(r"(?<!warmup )(?<!agg )\biters: (\d+)")
 
 @dataclass
 class Table:
-    """One test's sizes and times."""
+    """The sizes and times of one test."""
 
     op: str | None
-    ranks: dict[int, tuple[str, str, str]]  # by rank: process, host, GPU as its driver calls it
+    ranks: dict[int, tuple[str, str, str]]  # by rank: process, host, and the driver's name of the GPU
     iterations: int
     rows: list[tuple[float, float]] = field(default_factory=list)  # bytes, seconds
     ended: bool = False
@@ -55,18 +55,18 @@ def read(
     network: str | None = None,
     op: str | None = None,
 ) -> Output:
-    """The collectives in a file, and the GPU they ran on. What the file says of ranks and GPUs must agree with what is given."""
+    """Reads the collectives in a file, and the GPU they ran on. The ranks and GPUs in the file must agree with the arguments."""
     try:
         text = path.read_text(errors="replace")
     except OSError as error:
         raise MayaError(f"{path} cannot be read: {error.strerror}.", "Give the output of nccl-tests.") from error
     if op is not None and op.removesuffix("_perf") not in OPS and op not in OPS.values():
-        raise MayaError(f"--op {op}: not a test Maya knows.", f"It knows {', '.join(OPS)}.")
+        raise MayaError(f"--op {op}: Maya does not know this test.", f"The known tests are {', '.join(OPS)}.")
     tables = [table for table in _tables(path, text) if table.rows]
     if not tables:
         raise MayaError(
             f"{path} has no measurements: it is not the output of nccl-tests, or the run failed before its first size.",
-            "Give all that all_reduce_perf (or another *_perf) printed.",
+            "Give the whole output of all_reduce_perf (or another *_perf).",
         )
     board = agreed_gpu([name for table in tables for _, _, name in table.ranks.values()], gpu, str(path))
     found: dict[tuple[str, float, int, int, str], Collective] = {}
@@ -78,7 +78,7 @@ def read(
         if wide > 1:
             over = find_network(network).name if network else cluster(board.name, each, wide).network.name
         if not table.ended:
-            notes.append(f"{name}: the test did not end; the {len(table.rows)} sizes it got to are taken.")
+            notes.append(f"{name}: the test did not finish; the {len(table.rows)} sizes that it completed are used.")
         for nbytes, seconds in table.rows:
             found[name, nbytes, each, wide, over] = Collective(
                 op=name,
@@ -95,7 +95,9 @@ def read(
 def _tables(path: Path, text: str) -> list[Table]:
     tables: list[Table] = []
     table = Table(None, {}, 1)
-    times: list[int] = []  # places of the time columns, counted from the right: columns on the left may be blank
+    times: list[
+        int
+    ] = []  # positions of the time columns, counted from the right, because columns on the left may be blank
     for line in text.splitlines():
         line = PREFIX.sub("", line)
         if test := TEST.search(line):
@@ -114,7 +116,7 @@ def _tables(path: Path, text: str) -> list[Table]:
             table.ended = True
             if bounds[2] != "OK":
                 raise MayaError(
-                    f"{path}: the test failed, {bounds[1]} values were wrong. Its times are not to be trusted.",
+                    f"{path}: the test failed, {bounds[1]} values were wrong. Its times cannot be trusted.",
                     "Look for a faulty GPU or link, and run it again.",
                 )
         elif line.startswith("#") and "algbw" in line:
@@ -128,7 +130,7 @@ def _tables(path: Path, text: str) -> list[Table]:
 def _add_rank(path: Path, table: Table, rank: int, who: tuple[str, str, str]) -> None:
     if table.ranks.get(rank, who) != who:
         raise MayaError(
-            f"{path}: rank {rank} is there twice: each process ran alone, without the others.",
+            f"{path}: rank {rank} occurs twice, so each process ran alone, without the others.",
             "Build nccl-tests with MPI=1 and run it with mpirun or srun.",
         )
     table.ranks[rank] = who
@@ -138,7 +140,7 @@ def _add_row(table: Table, cells: list[str], times: list[int]) -> None:
     place = times[-1] if len(times) > 1 and table.op in IN_PLACE else times[0]
     try:
         seconds = float(cells[place]) * 1e-6
-    except (ValueError, IndexError):  # a line that was cut, or N/A
+    except (ValueError, IndexError):  # a truncated line, or N/A
         return
     if seconds > 0 and float(cells[0]) > 0:
         table.rows.append((float(cells[0]), seconds))
@@ -148,23 +150,25 @@ def _op_of(path: Path, table: Table, given: str | None) -> str:
     if given is not None:
         return OPS.get(given.removesuffix("_perf"), given)
     if table.op is None:
-        raise MayaError(f"{path} does not say which test it is of.", f"Give it as --op: {', '.join(OPS)}.")
+        raise MayaError(f"{path} does not name its test.", f"Give it as --op: {', '.join(OPS)}.")
     return table.op
 
 
 def _shape(path: Path, table: Table, nodes: int | None, gpus_per_node: int | None) -> tuple[int, int]:
-    """Nodes, and ranks of each."""
+    """The number of nodes, and of ranks per node."""
     if not table.ranks:
         if nodes is None or gpus_per_node is None:
             raise MayaError(f"{path} does not list its ranks.", "Give --nodes and --gpus-per-node.")
         return nodes, gpus_per_node
     hosts = Counter(host for _, host, _ in table.ranks.values())
     if len(set(hosts.values())) > 1:
-        raise MayaError(f"{path}: nodes have {sorted(set(hosts.values()))} ranks.", "Run it with as many on each node.")
+        raise MayaError(
+            f"{path}: nodes have {sorted(set(hosts.values()))} ranks.", "Run it with the same number on each node."
+        )
     wide, each = len(hosts), next(iter(hosts.values()))
     if (nodes or wide, gpus_per_node or each) != (wide, each):
         raise MayaError(
-            f"{path} is of {wide} node{'s' * (wide != 1)} with {each} ranks each, not of {nodes or wide} with {gpus_per_node or each}.",
-            "Leave --nodes and --gpus-per-node out: the file says it.",
+            f"{path} was measured on {wide} node{'s' * (wide != 1)} with {each} ranks each, not on {nodes or wide} with {gpus_per_node or each}.",
+            "Remove --nodes and --gpus-per-node: the file contains these numbers.",
         )
     return wide, each

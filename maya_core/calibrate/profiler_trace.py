@@ -1,10 +1,10 @@
-"""Measurements out of a PyTorch profiler trace (Kineto, Chrome's JSON) of a real run.
+"""Reads measurements from a PyTorch profiler trace (Kineto, Chrome's JSON format) of a real run.
 
     measurements = read_trace(Path("trace.json.gz"), find_gpu("h100"))
 
-Each kernel is traced back to the op that launched it: by its correlation id to the launch on the host, by time and thread
-to the ops around it, of which the outermost with a CUDA kernel of its own is what Maya records too. Kernels that ran beside
-NCCL's were slowed by it and are left out, and so is the first run of each.
+Each kernel is traced back to the op that launched it: by its correlation id to the launch on the host, and by time and thread to the
+ops around it. The outermost of these with its own CUDA kernel is the op that Maya would record. Kernels that ran at the same time as
+NCCL's were slowed down by it and are skipped, and so is the first run of each kernel.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from maya_core.predictor.calibration import Collective, Measured
 OPS, LAUNCHES = ("cpu_op", "operator"), ("cuda_runtime", "cuda_driver", "runtime")
 KERNEL, MEMCPY, MEMSET = "kernel", "gpu_memcpy", "gpu_memset"
 AGAIN = "Profile with torch.profiler.profile(activities=[CPU, CUDA], record_shapes=True) and export_chrome_trace(...)."
-LOW_DECILE = 10  # of a collective's runs: longer ones waited for other ranks
+LOW_DECILE = 10  # percentile of a collective's runs, because longer ones waited for other ranks
 BESIDE_PRODUCTS = ("splitKreduce", "epilogue::impl", "reduce_1Block_kernel")  # cuBLAS's second kernels
-TF32 = ("tf32", "s1688gemm")  # in the names of products: a profile does not say whether the program allows it
-FEW = 2  # runs of which none is left out as a warm-up
+TF32 = ("tf32", "s1688gemm")  # in the names of kernels, because a trace does not show whether the program allows TF32
+FEW = 2  # of so few runs, none is skipped as warm-up
 
-# What c10d calls its collectives, and what Maya calls them.
+# c10d's names of collectives, and Maya's.
 COLLECTIVES = {
     "allreduce": "all_reduce", "all_reduce": "all_reduce", "allreduce_coalesced": "all_reduce",
     "allgather": "all_gather", "_allgather_base": "all_gather", "all_gather": "all_gather",
@@ -46,7 +46,7 @@ COLLECTIVES = {
     "all_to_all": "all_to_all", "all_to_allv": "all_to_all", "alltoall": "all_to_all", "alltoall_base": "all_to_all",
     "broadcast": "broadcast", "_broadcast_oop": "broadcast", "reduce": "reduce", "send": "send", "recv": "send",
 }  # fmt: skip
-ROUNDING_US = 5e-4  # ops that touch, in nanoseconds written as microseconds, may seem to overlap
+ROUNDING_US = 5e-4  # adjacent ops may seem to overlap, because nanoseconds are rounded
 
 
 @dataclass(eq=False)
@@ -68,7 +68,7 @@ class OnDevice:
 
 @dataclass(eq=False)
 class ProfiledCall:
-    """An op's call on the host, and what it launched, in order."""
+    """A call on the host, and what it launched, in order."""
 
     name: str
     args: dict[str, Any]
@@ -80,7 +80,7 @@ Runs = dict[Kernel, list[tuple[float, float, int]]]  # when, seconds, launches
 
 @dataclass
 class Counts:
-    """What became of the kernels of a trace."""
+    """How many kernels of a trace were used, and why the others were not."""
 
     kernels: int = 0
     used: int = 0
@@ -89,7 +89,7 @@ class Counts:
     pageable: int = 0  # copies of memory that was not pinned
     without_op: int = 0  # CUDA graphs, Triton, other libraries
     nccl: int = 0
-    nccl_untold: int = 0  # that the trace says no sizes of
+    nccl_untold: int = 0  # without sizes in the trace
     tf32: int = 0  # float32 products on tensor cores
     unpaired: Counter[str] = field(default_factory=Counter)  # kernels by op
     unknown: Counter[str] = field(default_factory=Counter)  # kernels by reason
@@ -125,12 +125,12 @@ class Measurements:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """The trace in a file, packed with gzip or not."""
+    """Reads a trace, compressed with gzip or not."""
     try:
         raw = path.read_bytes()
         text = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise MayaError(f"{path} is cut off: it does not unpack ({error}).", f"Copy it again. {AGAIN}") from error
+        raise MayaError(f"{path} is truncated and cannot be unpacked ({error}).", f"Copy it again. {AGAIN}") from error
     except OSError as error:
         raise MayaError(f"{path} cannot be read: {error.strerror}.", "Give a trace of torch.profiler.") from error
     if not text.strip():
@@ -138,10 +138,10 @@ def load(path: Path) -> dict[str, Any]:
     try:
         trace = json.loads(text)
     except ValueError as error:
-        where = " It ends in the middle: the run may have been killed while it was written." * (
+        where = " It is truncated: the run may have been killed while it was written." * (
             getattr(error, "pos", 0) >= len(text) - 200
         )
-        raise MayaError(f"{path} is not whole JSON ({error}).{where}", f"Copy it again. {AGAIN}") from error
+        raise MayaError(f"{path} is not complete JSON ({error}).{where}", f"Copy it again. {AGAIN}") from error
     if isinstance(trace, list):
         trace = {"traceEvents": trace}
     events = trace.get("traceEvents") if isinstance(trace, dict) else None
@@ -154,44 +154,46 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def gpu_by_driver_name(name: str) -> Gpu | None:
-    """The GPU that its driver calls so; the catalog's own entry before one a user derived from it."""
+    """The GPU with this driver name. The catalog's own entry is preferred to one that a user derived from it."""
     wanted = name.removeprefix("NVIDIA ").casefold()
     found = [gpu for gpu in gpus().values() if gpu.driver_name.removeprefix("NVIDIA ").casefold() == wanted]
     return min(found, key=lambda gpu: gpu.base is not None, default=None)
 
 
-def agreed_gpu(names: Iterable[str], asked: str | None, where: str) -> Gpu:
-    """The GPU that was measured, from what the measurements say and what the user says."""
-    told = sorted({name for name in names if name})
-    if len(told) > 1:
-        raise MayaError(f"{where}: measured on GPUs of several kinds ({', '.join(told)}).", "Calibrate one at a time.")
-    seen = gpu_by_driver_name(told[0]) if told else None
-    if asked is None:
+def agreed_gpu(names: Iterable[str], requested: str | None, where: str) -> Gpu:
+    """The GPU that was measured, according to the measurements and to the user. Raises an error if they disagree."""
+    named = sorted({name for name in names if name})
+    if len(named) > 1:
+        raise MayaError(
+            f"{where}: measured on GPUs of several kinds ({', '.join(named)}).", "Calibrate one kind at a time."
+        )
+    seen = gpu_by_driver_name(named[0]) if named else None
+    if requested is None:
         if seen is not None:
             return seen
-        what = f"its GPU, '{told[0]}', is not in the catalog" if told else "it does not say which GPU it is of"
+        what = f"its GPU, '{named[0]}', is not in the catalog" if named else "it does not name its GPU"
         raise MayaError(
             f"{where}: {what}.",
-            "Say which with --gpu (`maya gpus` lists them), or describe it in a file of your own (docs/hardware.md).",
+            "Name it with --gpu (`maya gpus` lists them), or describe it in your own file (docs/hardware.md).",
         )
-    gpu = find_gpu(asked)
+    gpu = find_gpu(requested)
     if seen is not None and gpu.driver_name != seen.driver_name and seen.name not in (gpu.name, gpu.base):
         raise MayaError(
-            f"{where} is of {told[0]} ({seen.name}), not of {gpu.name}.",
-            f"Leave --gpu out, or give {seen.name} or a GPU of your own that is based on it.",
+            f"{where} was measured on {named[0]} ({seen.name}), not on {gpu.name}.",
+            f"Remove --gpu, or give {seen.name} or your own GPU that is based on it.",
         )
     return gpu
 
 
 def device_names(trace: dict[str, Any]) -> list[str]:
-    """Of the GPUs that work ran on, as their driver calls them."""
-    told = {each.get("id"): str(each.get("name", "")) for each in trace.get("deviceProperties") or []}
+    """The driver names of the GPUs that ran the work."""
+    names = {each.get("id"): str(each.get("name", "")) for each in trace.get("deviceProperties") or []}
     used = {
         event.get("args", {}).get("device")
         for event in trace["traceEvents"]
         if str(event.get("cat", "")).lower() == KERNEL
     }
-    return [name for device, name in told.items() if device in used] or list(told.values())
+    return [name for device, name in names.items() if device in used] or list(names.values())
 
 
 # Links
@@ -211,7 +213,7 @@ def measure(
     network: str = "",
     loaded: Sequence[dict[str, Any]] | None = None,
 ) -> Measurements:
-    """What traces of one or several ranks measured, together."""
+    """Combines the measurements in the traces of one or several ranks."""
     samples: dict[Kernel, list[float]] = defaultdict(list)
     messages: dict[tuple[str, float, int, int, str], list[float]] = defaultdict(list)
     counts = Counts()
@@ -260,7 +262,7 @@ class _Part:
 
 
 class _Reader:
-    """One trace."""
+    """Reads one trace."""
 
     def __init__(self, path: Path, events: list[dict[str, Any]]) -> None:
         self.path = path
@@ -290,21 +292,21 @@ class _Reader:
     def _check(self) -> None:
         if not self.work:
             raise MayaError(
-                f"{self.path} has no GPU activity: it is of a run on the CPU, or was recorded without it.",
+                f"{self.path} has no GPU activity: the run was on the CPU, or GPU activity was not recorded.",
                 f"{AGAIN} The profiler needs CUPTI, which comes with torch's CUDA builds.",
             )
-        said = [op.get("args", {}) for op in self.ops]
-        told = any("Collective name" in args for args in [*said, *(work.args for work in self.work)])
-        self.counts.shapes = any("Input type" in args for args in said)
-        if not self.counts.shapes and not told:
+        arguments = [op.get("args", {}) for op in self.ops]
+        described = any("Collective name" in args for args in [*arguments, *(work.args for work in self.work)])
+        self.counts.shapes = any("Input type" in args for args in arguments)
+        if not self.counts.shapes and not described:
             raise MayaError(
-                f"{self.path} has no shapes: which kernel did what cannot be told.",
-                f"{AGAIN} It is record_shapes that is missing.",
+                f"{self.path} has no shapes, so kernels cannot be assigned to ops.",
+                f"{AGAIN} Only record_shapes is missing.",
             )
         self.counts.kernels = sum(not is_nccl(work) for work in self.work)
 
     def _find_contention(self) -> None:
-        """Marks what overlapped a kernel of NCCL's on the same GPU."""
+        """Marks the work that overlapped an NCCL kernel on the same GPU."""
         by_device: dict[int, list[OnDevice]] = defaultdict(list)
         for work in self.work:
             if is_nccl(work):
@@ -319,7 +321,7 @@ class _Reader:
                     work.contended = before >= 0 and bool(ends[before] > work.start)
 
     def _calls(self) -> list[ProfiledCall]:
-        """The calls that launched something."""
+        """All calls that launched work."""
         by_correlation = {launch["args"]["correlation"]: launch for launch in self.launches}
         launched: dict[tuple[Any, Any], list[tuple[float, OnDevice]]] = defaultdict(list)
         for work in self.work:
@@ -349,10 +351,12 @@ class _Reader:
                     around.pop()
                 around.append(ops[place])
                 place += 1
-            while around and _end(around[-1]) < moment:  # old traces have whole microseconds: one that ends now counts
+            while (
+                around and _end(around[-1]) < moment
+            ):  # old traces have whole microseconds, so an op that ends now still counts
                 around.pop()
             if is_nccl(each):
-                self._tell(each, around)
+                self._describe(each, around)
                 continue
             op = _responsible(around)
             if op is None:
@@ -366,8 +370,8 @@ class _Reader:
             self.counts.without_op += 1
 
     @staticmethod
-    def _tell(work: OnDevice, around: list[dict[str, Any]]) -> None:
-        """Newer traces say at the kernel what it carries, others at the op around it."""
+    def _describe(work: OnDevice, around: list[dict[str, Any]]) -> None:
+        """Adds the arguments of a collective. Recent traces have them at the kernel, older ones at the op around it."""
         if "Collective name" not in work.args:
             for op in reversed(around):
                 if "Collective name" in op.get("args", {}):
@@ -420,11 +424,11 @@ class _Reader:
             if not is_nccl(work):
                 continue
             self.counts.nccl += 1
-            told = message(work.args, gpus_per_node)
-            if told is None:
+            described = message(work.args, gpus_per_node)
+            if described is None:
                 self.counts.nccl_untold += 1
                 continue
-            op, nbytes, each, nodes = told
+            op, nbytes, each, nodes = described
             found[op, nbytes, each, nodes, network if nodes > 1 else ""].append((work.start, work.seconds))
         return {
             key: [seconds for _, seconds in (sorted(runs) if len(runs) <= FEW else sorted(runs)[1:])]
@@ -441,7 +445,7 @@ def _end(event: dict[str, Any]) -> float:
 
 
 def _responsible(around: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Of the ops around a launch, the outermost that is one op for the GPU; else the innermost of ATen's."""
+    """The op that is responsible for a launch: the outermost one that is one op for the GPU, otherwise the innermost ATen op."""
     inner = None
     for op in around:
         if not op["name"].startswith("aten::") or "Input type" not in op.get("args", {}):
@@ -458,10 +462,10 @@ def _in_tf32(work: list[OnDevice]) -> bool:
 
 
 def pair(kernels: list[Kernel], work: list[OnDevice]) -> list[tuple[Kernel, list[OnDevice]]] | None:
-    """Which kernel each launch was, in order; None if they do not agree.
+    """Assigns the launches to the kernels, in order; None if they do not match.
 
-    Launches that are included in another kernel's time are added to it, and so is what cuBLAS and cuDNN do beside the main
-    kernel: zeroing a result, adding up the parts of an inner dimension that was split, turning images by channel.
+    Launches that are part of another kernel's time are added to it. So is what cuBLAS and cuDNN do besides the main kernel: zeroing
+    a result, adding up the parts of a split inner dimension, and changing the layout of images.
     """
     groups = [[each] for each in work]
     if len(groups) != len(kernels):
@@ -481,10 +485,10 @@ def pair(kernels: list[Kernel], work: list[OnDevice]) -> list[tuple[Kernel, list
 
 
 def _joined(groups: list[list[OnDevice]], kernels: list[Kernel]) -> list[list[OnDevice]]:
-    """Launches put together that are one kernel to the predictors."""
+    """Joins launches that are one kernel for the predictor."""
     others = len(kernels) - 1
     if [kernel.family == "convolution" for kernel in kernels] == [True] + [False] * others and len(groups) > others:
-        first = groups[: len(groups) - others]  # cuDNN turns images by channel, and back
+        first = groups[: len(groups) - others]  # cuDNN changes the layout of images, and changes it back
         return [[work for group in first for work in group], *groups[len(groups) - others :]]
     joined: list[list[OnDevice]] = []
     for group in groups:
@@ -510,14 +514,14 @@ def _alike(kernel: Kernel, group: list[OnDevice]) -> bool:
 
 
 def message(args: dict[str, Any], gpus_per_node: int) -> tuple[str, float, int, int] | None:
-    """Op, bytes of the whole buffer, ranks of a node and nodes of a collective; None if it is not told or not even."""
+    """The op, bytes of the whole buffer, ranks per node and nodes of a collective; None if they are unknown or uneven."""
     op = COLLECTIVES.get(str(args.get("Collective name", "")))
     size = int(args.get("Group size") or 0)
     elements = max(int(args.get("In msg nelems") or 0), int(args.get("Out msg nelems") or 0))
     if op is None or elements == 0 or size < 2:
         return None
     if op == "all_to_all" and any(len(set(_numbers(args.get(f"{way} split size")))) > 1 for way in ("In", "Out")):
-        return None  # how much each link carried is another matter
+        return None  # the links carried different amounts
     ranks = _numbers(args.get("Process Group Ranks"))
     if len(ranks) != size:
         first, stride = args.get("Global rank start"), args.get("Global rank stride")
@@ -526,7 +530,7 @@ def message(args: dict[str, Any], gpus_per_node: int) -> tuple[str, float, int, 
         ranks = [int(first) + int(stride) * place for place in range(size)]
     nodes = Counter(rank // gpus_per_node for rank in ranks)
     if len(set(nodes.values())) != 1 or op == "send":
-        return None  # peers of a message are not told
+        return None  # the peers of a message are not recorded
     return op, float(elements * item_bytes(str(args.get("dtype")))), size // len(nodes), len(nodes)
 
 

@@ -1,7 +1,7 @@
-"""A call as a profiler trace records it, and the kernels Maya takes it to launch.
+"""Finds the kernels that a call in a profiler trace should launch.
 
-The trace has an op's name without its overload, and of each argument a type, dims, strides and, of numbers, the value. The
-overload is found by those; the call is then made on an emulated GPU of the same kind, whose own record says what it is.
+The trace contains the name of an op without its overload and, for each argument, its type, dims, strides and, for numbers, the value.
+The overload is found from these. The call is then repeated on an emulated GPU of the same kind, whose record shows the kernels.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from maya_core.ops.kernel import Kernel
 from maya_core.ops.plan import kernels_of
 from maya_core.trace.schema import EVENT, EventKind
 
-# C++ names of element types as compilers write them.
+# C++ names of element types, as compilers write them.
 DTYPES = {
     "float": torch.float32, "double": torch.float64, "c10::Half": torch.float16, "c10::BFloat16": torch.bfloat16,
     "bool": torch.bool, "unsigned char": torch.uint8, "signed char": torch.int8, "char": torch.int8,
@@ -38,10 +38,10 @@ SCALAR_TYPES = (
     torch.complex64, torch.complex128, torch.bool, None, None, None, torch.bfloat16,
 )  # fmt: skip
 MEMORY_FORMATS = (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)
-NUMBERS = (torch.float64, torch.int64, torch.bool)  # what Python's numbers become beside a tensor
-RECORDED = ("List[Tensor]", "int", "float", "bool", "number")  # kinds of arguments that are never blank
-WHOLE = ("copy_",)  # that the device takes as one op though it has no CUDA kernel of its own
-# How kernels name the elements they work on; the first that is found
+NUMBERS = (torch.float64, torch.int64, torch.bool)  # dtypes of Python numbers next to a tensor
+RECORDED = ("List[Tensor]", "int", "float", "bool", "number")  # kinds of arguments that are always recorded
+WHOLE = ("copy_",)  # one op for the device, although it has no CUDA kernel of its own
+# How kernel names refer to dtypes; the first match counts
 ELEMENTS = (
     ("BFloat16", torch.bfloat16), ("bf16", torch.bfloat16), ("Half", torch.float16), ("OpaqueType<2", torch.bfloat16),
     ("OpaqueType<4", torch.float32), ("OpaqueType<8", torch.int64), ("OpaqueType<1", torch.uint8),
@@ -50,26 +50,26 @@ ELEMENTS = (
 
 
 class UnknownCall(Exception):
-    """The trace does not say enough of a call to make it again. The message is a reason to count by."""
+    """The trace does not contain enough to repeat a call. The message is the reason, by which such calls are counted."""
 
 
-NO_VALUES = "arguments whose values the trace does not have"
-NO_OVERLOAD = "ops of another version of torch, or of other libraries"
-NO_LIST_DTYPE = "lists of tensors whose dtype nothing tells"
-NOT_REPEATED = "calls the emulated GPU cannot repeat"
+NO_VALUES = "have arguments whose values are not in the trace"
+NO_OVERLOAD = "belong to ops of another version of torch, or of other libraries"
+NO_LIST_DTYPE = "have lists of tensors of unknown dtype"
+NOT_REPEATED = "belong to calls that the emulated GPU cannot repeat"
 
 
 @dataclass(frozen=True)
 class RecordedCall:
-    """One distinct call. Dims and strides are tuples, of lists of tensors tuples of tuples."""
+    """A distinct call. Dims and strides are tuples; for lists of tensors, tuples of tuples."""
 
     name: str  # aten::mm
     types: tuple[str, ...]
     dims: tuple[Any, ...]
     strides: tuple[Any, ...] | None  # None: not recorded
-    values: tuple[str, ...] | None  # likewise
-    copies: str = ""  # HtoD or DtoH, of a call that copies so
-    elements: torch.dtype | None = None  # of lists of tensors, as the kernels' names have it
+    values: tuple[str, ...] | None  # None: not recorded
+    copies: str = ""  # HtoD or DtoH, if the call copies in that direction
+    elements: torch.dtype | None = None  # the dtype of lists of tensors, from the names of the kernels
 
     @staticmethod
     def of(name: str, args: dict[str, Any], copies: str = "", kernel_names: tuple[str, ...] = ()) -> RecordedCall:
@@ -104,7 +104,7 @@ def _on_device() -> frozenset[str]:
 
 @functools.cache
 def overload(name: str, types: tuple[str, ...]) -> tuple[torch._ops.OpOverload, bool] | None:
-    """The op of that name that takes such arguments, and whether it is one op for the GPU; such ops go first."""
+    """The overload that accepts these arguments, and whether it is one op for the GPU. Such overloads are preferred."""
     base = name.removeprefix("aten::")
     packet = getattr(torch.ops.aten, base, None) if base.isidentifier() else None
     if packet is None or not name.startswith("aten::"):
@@ -131,7 +131,7 @@ def _takes(schema: Any, types: tuple[str, ...]) -> bool:
 
 def _fits(wanted: str, given: str) -> bool:
     kind = wanted.removeprefix("Optional[").removesuffix("]") if wanted.startswith("Optional[") else wanted
-    if given == "":  # None, an undefined tensor, or of a kind that is not recorded
+    if given == "":  # None, an undefined tensor, or a kind that is not recorded
         return wanted.startswith("Optional[") or kind not in RECORDED
     if given in DTYPES:
         return kind == "Tensor"
@@ -156,7 +156,7 @@ class Replay:
         self.device.remove()
 
     def kernels(self, call: RecordedCall) -> list[Kernel]:
-        """What Maya takes the call to launch, in order. Raises `UnknownCall`."""
+        """The kernels that Maya expects the call to launch, in order. Raises `UnknownCall`."""
         if call not in self.known:
             try:
                 self.known[call] = self._kernels(call)
@@ -224,14 +224,15 @@ def _argument(argument: Any, call: RecordedCall, place: int, beside_tensors: boo
         raise UnknownCall(NO_VALUES)
     text = call.values[place] if call.values is not None and place < len(call.values) else None
     if text is None or text == "":
-        if kind.startswith(("number", "float")):  # how large a factor is does not matter to the kernel
+        if kind.startswith(("number", "float")):  # the value of a factor does not matter for the kernel
             return 1.0
         raise UnknownCall(NO_VALUES)
     return _value(kind, text)
 
 
 def _where(call: RecordedCall, place: int, dtype: torch.dtype, dims: tuple[int, ...], beside_tensors: bool) -> str:
-    """A trace does not say where tensors are. Copies tell; and Python's numbers are tensors of the host."""
+    """The device of a tensor, which a trace does not contain: it follows from the direction of copies, and Python numbers are host
+    tensors."""
     if call.copies and call.name == "aten::copy_":
         return "cpu" if (call.copies == "HtoD") == (place == 1) else "cuda"
     number = not dims and beside_tensors and place > 0 and dtype in NUMBERS and call.types[0] != call.types[place]
@@ -245,7 +246,7 @@ def _tensor(dtype: torch.dtype, dims: Any, strides: Any, device: str) -> torch.T
 
 
 def _value(kind: str, text: str) -> Any:
-    """A number, list or enumeration as the trace writes it."""
+    """Parses a number, list or enumeration as the trace writes it."""
     text = text.strip()
     if text in ("True", "False"):
         return text == "True"

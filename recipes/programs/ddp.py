@@ -1,4 +1,4 @@
-"""Models of transformers under DistributedDataParallel, in 16 bits by autocast, on data it makes itself. Nothing in it knows of Maya:
+"""Models of transformers under DistributedDataParallel, in 16 bits by autocast, on generated data. Nothing in it refers to Maya:
 
 torchrun --nproc-per-node 8 recipes/programs/ddp.py --model resnet-50 --batch 128
 """

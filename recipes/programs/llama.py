@@ -1,4 +1,4 @@
-"""A Llama in plain PyTorch: FSDP2 over nodes, tensor parallel within them, on tokens it makes itself. Nothing in it knows of Maya:
+"""A Llama in plain PyTorch: FSDP2 over nodes, tensor parallel within them, on generated tokens. Nothing in it refers to Maya:
 
 torchrun --nnodes 8 --nproc-per-node 8 recipes/programs/llama.py --model 70b --tp 8
 """

@@ -1,4 +1,4 @@
-"""LoRA on a Llama of transformers, on one GPU, with Hugging Face's Trainer and tokens it makes itself. Nothing in it knows of Maya:
+"""LoRA on a Llama of transformers, on one GPU, with Hugging Face's Trainer and generated tokens. Nothing in it refers to Maya:
 
 python recipes/programs/lora.py --batch 4
 """

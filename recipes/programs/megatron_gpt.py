@@ -1,5 +1,5 @@
-"""A GPT of Megatron Core, dense or with experts, trained on tokens it makes itself. Tensor, sequence, pipeline (also interleaved), expert and
-data parallel by its arguments. Nothing in it knows of Maya:
+"""A GPT of Megatron Core, dense or with experts, trained on generated tokens. Tensor, sequence, pipeline (also interleaved), expert and
+data parallel by its arguments. Nothing in it refers to Maya:
 
 torchrun --nnodes 8 --nproc-per-node 8 recipes/programs/megatron_gpt.py --tp 4 --pp 2
 """

@@ -1,4 +1,4 @@
-"""A Llama of transformers fine-tuned under DeepSpeed ZeRO-3, on tokens it makes itself. Nothing in it knows of Maya:
+"""A Llama of transformers fine-tuned under DeepSpeed ZeRO-3, on generated tokens. Nothing in it refers to Maya:
 
 deepspeed --num_gpus 8 recipes/programs/zero3.py --batch 2
 """

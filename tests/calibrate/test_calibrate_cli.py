@@ -51,7 +51,7 @@ def test_from_a_trace_to_predictions(trace: Path, folder: Path) -> None:
     said = maya("kineto", trace)
     assert "124 kernels and copies, 93 used" in said
     assert "31 were the first of their shape" in said
-    assert "6 shapes left out of all factors: 20.0 % off before, 0.0 % after" in said
+    assert "Error on 6 held-out shapes: 20.0 % before, 0.0 % after" in said
     assert str(folder / "h100.json") in said
 
     found = load_calibration("h100")
@@ -72,7 +72,7 @@ def test_collectives_are_added_to_it(trace: Path, tmp_path: Path) -> None:
     assert "all_reduce │ 2 x 8 │ infiniband-ndr │ 3: 1 MiB to 4 MiB" in maya("nccl", output, "--add")
     found = load_calibration("h100")
     assert found is not None and (len(found.measured), len(found.collectives)) == (31, 3)
-    with pytest.raises(MayaError, match="--add and --replace together"):
+    with pytest.raises(MayaError, match="--add and --replace do not work together"):
         maya("nccl", output, "--add", "--replace")
 
 
@@ -87,7 +87,7 @@ def test_several_are_listed_shown_and_removed(trace: Path) -> None:
     assert "No calibrations" in maya("list")
     maya("kineto", trace, "--name", "first")
     _make_older("first")
-    assert "Not used any more, being older: first" in maya("kineto", trace, "--name", "second")
+    assert "These older calibrations are not used any more: first" in maya("kineto", trace, "--name", "second")
     listed = maya("list")
     assert listed.index("second") < listed.index("first") < listed.index("no: an older one")
     assert "NVIDIA H100 80GB HBM3" in maya("show", "first")
@@ -111,5 +111,5 @@ def test_another_gpu_is_not_taken_by_mistake(trace: Path, tmp_path: Path) -> Non
     maya("kineto", trace, "--name", "ours")
     written = KinetoTrace(gpu={"id": 0, "name": "NVIDIA H200"})
     written.add(64, 64, 3.0)
-    with pytest.raises(MayaError, match="'ours' is of h100, these measurements are of h200"):
+    with pytest.raises(MayaError, match="'ours' is a calibration of h100, but these measurements are of h200"):
         maya("kineto", written.write(tmp_path / "h200.json"), "--name", "ours", "--add")

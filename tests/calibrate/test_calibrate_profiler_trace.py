@@ -154,9 +154,9 @@ def test_the_gpu_is_the_traces_own() -> None:
     assert profiler_trace.agreed_gpu(["NVIDIA A100-PG509-200"], "a100", "t.json").name == "a100"
     with pytest.raises(MayaError, match="'NVIDIA A100-PG509-200', is not in the catalog"):
         profiler_trace.agreed_gpu(["NVIDIA A100-PG509-200"], None, "t.json")
-    with pytest.raises(MayaError, match="does not say which GPU"):
+    with pytest.raises(MayaError, match="does not name its GPU"):
         profiler_trace.agreed_gpu([], None, "t.json")
-    with pytest.raises(MayaError, match=r"is of NVIDIA H100 80GB HBM3 \(h100\), not of a100"):
+    with pytest.raises(MayaError, match=r"was measured on NVIDIA H100 80GB HBM3 \(h100\), not on a100"):
         profiler_trace.agreed_gpu(["NVIDIA H100 80GB HBM3"], "a100", "t.json")
     trace = KinetoTrace().content | {"deviceProperties": [H100, H100 | {"id": 1, "name": "other"}]}
     trace["traceEvents"].append({"cat": "kernel", "args": {"device": 0}})
@@ -169,7 +169,7 @@ def test_the_gpu_is_the_traces_own() -> None:
         (b"", "is empty"),
         (b'{"traceEvents": []}', "has no events"),
         (b'{"nodes": []}', "is not a profiler trace"),
-        (b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xed", "is cut off"),
+        (b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xed", "is truncated"),
     ],
 )
 def test_files_that_are_no_traces(tmp_path: Path, content: bytes, said: str) -> None:
@@ -185,7 +185,7 @@ def test_a_trace_cut_off_in_the_middle(tmp_path: Path) -> None:
     trace.add(64, 64, 1.0)
     path = trace.write(tmp_path / "cut.json")
     path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(MayaError, match="ends in the middle"):
+    with pytest.raises(MayaError, match="is truncated"):
         profiler_trace.load(path)
     with pytest.raises(MayaError, match="cannot be read"):
         profiler_trace.load(tmp_path / "none.json")

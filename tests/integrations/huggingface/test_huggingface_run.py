@@ -90,7 +90,10 @@ def test_batches_taken_ahead_of_pairs_of_rows(tmp_path: Path) -> None:
     assert found["throughput"]["tokens_per_step"] == 3 * 2 * 8 * 2 * 64
     assert found["throughput"]["steps_per_epoch"] == round(4096 / 48)
     assert not found["communication"]  # gradients are not reduced, and weights are averaged later
-    assert "LocalSGD averages the weights every 3: the step is told without that. --steps 4" in found["output"]
+    assert (
+        "LocalSGD averages the weights every 3 steps, so the step time does not include it. Use --steps 4"
+        in found["output"]
+    )
 
 
 def test_the_flags_are_in_accelerates_help(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import http.server
 import shutil
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -118,10 +117,9 @@ def test_a_server_that_is_down_costs_seconds_and_the_run_is_sent_later_once(
 ) -> None:
     down = f"http://127.0.0.1:{free_port()}"
     draft, folder = kept(down, "down")
-    began = time.monotonic()
     assert upload_or_keep(draft, folder) is None
-    assert time.monotonic() - began < 60  # the start of a Python with MLflow in it included
     said = " ".join(capfd.readouterr().err.split())
+    # MLflow by itself would try for minutes; then the limit would be reported instead of the server's answer.
     assert f"the predicted run was not logged to {down}: " in said and "Connection refused" in said
     assert f"the run is stored and can be sent later with: maya mlflow upload {folder}" in said
     copy = here / "copy"
@@ -141,9 +139,7 @@ def test_a_server_that_does_not_answer_is_not_waited_for(
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "500")  # of the user's own: it is not waited for all the same
     with socket.create_server(("127.0.0.1", 0)) as silent:
         draft, folder = kept(f"http://127.0.0.1:{silent.getsockname()[1]}")
-        began = time.monotonic()
         assert upload_or_keep(draft, folder) is None
-        assert time.monotonic() - began < 60
     said = " ".join(capfd.readouterr().err.split())
     assert "no answer for 2 s (MAYA_MLFLOW_WAIT sets another limit)" in said
     assert drafts.read(folder) == draft and len(list((folder / drafts.ARTIFACTS).iterdir())) == 3
