@@ -87,7 +87,7 @@ def test_several_are_listed_shown_and_removed(trace: Path) -> None:
     assert "No calibrations" in maya("list")
     maya("kineto", trace, "--name", "first")
     _make_older("first")
-    assert "Not used any more, being older: first" in maya("kineto", trace, "--name", "second")
+    assert "These older calibrations are not used any more: first" in maya("kineto", trace, "--name", "second")
     listed = maya("list")
     assert listed.index("second") < listed.index("first") < listed.index("no: an older one")
     assert "NVIDIA H100 80GB HBM3" in maya("show", "first")

@@ -133,7 +133,7 @@ def test_a_run_that_was_cut_off(tmp_path: Path) -> None:
     text = TWO_NODES.format(ranks=RANKS)
     found = read(written(tmp_path, text[: text.index("     4194304") + 60]))
     assert len(found.collectives) == 2
-    assert "did not end" in found.notes[0]
+    assert "did not finish" in found.notes[0]
 
 
 def test_processes_that_ran_alone(tmp_path: Path) -> None:
