@@ -1,17 +1,18 @@
 # make demo     everything from nothing: environment, install, Llama 3 8B on eight emulated H100, and a page about it
-# make test     the tests          make lint   style and types
+# make test     the tests          make test-fast  the quick ones, in about a minute          make lint   style, types and directions of imports
 # make docs     the site, strictly, into site/
 # make bench    speed figures      make format rewrites the sources in the project's style
 # make accuracy DATA=folder   errors on measurements: kernels (docs/predictor.md) and whole training runs (docs/accuracy.md)
 # make accuracy-megatron MEGATRON=folder   memory against what Megatron-LM's own CI measured (docs/megatron.md)
-# make profiles DATA=folder   fits the predictor's profiles anew
-# make golden   emulates and prices the programs of tests/golden anew, where predictions are meant to change
+# make profiles DATA=folder   fits the predictor's profiles again
+# make golden   records and prices the programs of tests/golden again, when predictions change on purpose
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+CPP := $(wildcard maya_core/device/native/*.cpp maya_core/device/native/*.h maya_core/simulator/*.cpp)
 
-.PHONY: demo test docs lint format bench bench-worlds bench-predictor bench-simulator accuracy accuracy-megatron profiles golden clean
+.PHONY: demo test test-fast docs lint format bench bench-worlds bench-predictor bench-simulator accuracy accuracy-megatron profiles golden clean
 
 demo: $(INSTALLED)
 	mkdir -p maya-out
@@ -20,18 +21,23 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto --dist worksteal tests
 
+test-fast: $(INSTALLED)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not framework" tests
+
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir site
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
 	PYTHONPATH=.:integrations $(BIN)/lint-imports --no-logo
 	$(BIN)/mypy || { test $$? -eq 2 && $(BIN)/mypy; }  # 2: mypy itself crashed, as it did once in ten runs without a cache
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP)
 
 bench: $(INSTALLED)
 	$(BIN)/python tests/benchmarks/bench_device.py

@@ -16,24 +16,37 @@ from typing import Any
 from maya_core import pipeline
 from maya_core.errors import MayaError
 from maya_core.report.prediction import Prediction
-from maya_core.request import Request
+from maya_core.request import ClusterOptions, PredictionOptions, Request, unknown_option
 from maya_core.session.block import EmulatedBlock, emulate
 from maya_core.trace.job import JobTrace, read_job
 
 __all__ = ["EmulatedBlock", "JobTrace", "MayaError", "Prediction", "emulate", "predict", "read_job", "what_if"]
 
 
+REPORT = frozenset(PredictionOptions.model_fields) | {"network", "price_per_gpu_hour"}
+WHAT_IF = frozenset(PredictionOptions.model_fields) | frozenset(ClusterOptions.model_fields)
+
+
 def predict(job: JobTrace | str | Path, **options: Any) -> Prediction:
     """Predicts a recorded job on the cluster that it was recorded for. `job` may be the --out folder of a `maya run`; the options are those
     of `maya report`: tokens_per_step, network, price_per_gpu_hour, attention, host, profile and so on."""
-    return pipeline.predict(_job(job), Request.of(**options))
+    request = _request(options, REPORT)
+    return pipeline.predict(_job(job), request)
 
 
 def what_if(job: JobTrace | str | Path, **options: Any) -> Prediction:
     """Predicts a recorded job on other hardware, without running it again. The options are those of `maya what-if`: gpu, node, nodes,
     gpus_per_node, network, price_per_gpu_hour and those of `predict`."""
-    recorded, request = _job(job), Request.of(**options)
+    request, recorded = _request(options, WHAT_IF), _job(job)
     return pipeline.predict(recorded, request, pipeline.other_cluster(recorded, request))
+
+
+def _request(options: dict[str, Any], known: frozenset[str]) -> Request:
+    """A request from options that apply to a recorded job; others, such as `steps`, would be ignored silently."""
+    for name in options:
+        if name not in known:
+            raise unknown_option(name, known)
+    return Request.of(**options)
 
 
 def _job(job: JobTrace | str | Path) -> JobTrace:

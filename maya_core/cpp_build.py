@@ -1,7 +1,7 @@
-"""C++ that is compiled on first use, into a private cache keyed by everything the binary depends on.
+"""Compiles C++ on first use, into a private cache that is keyed by everything that the binary depends on.
 
-The wheel stays pure Python: whoever runs Maya has a compiler. Two processes may want a binary at once, so a build is locked,
-done aside and moved into place whole.
+The wheel stays pure Python, so whoever runs Maya needs a compiler. Two processes may need a binary at the same time: a build is locked,
+happens in a temporary folder, and is moved into place as a whole.
 """
 
 from __future__ import annotations
@@ -17,9 +17,15 @@ from pathlib import Path
 
 from maya_core.errors import MayaError
 
+WARNINGS = (
+    "-Wall",
+    "-Wextra",
+    "-Wshadow",
+)  # of our own code: headers of torch and Python are system headers to the compiler
+
 
 def cache_folder() -> Path:
-    """Where binaries are kept: `MAYA_CACHE_DIR`, else the user's cache folder."""
+    """The folder of binaries: `MAYA_CACHE_DIR`, or else the user's cache folder."""
     if given := os.environ.get("MAYA_CACHE_DIR"):
         return Path(given)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "maya"
@@ -36,21 +42,24 @@ def compiler() -> str:
 
 
 def run_compiler(arguments: list[str], what: str) -> None:
-    command = [compiler(), *arguments]
+    """Runs the compiler, on `what` for the error message. `MAYA_WARNINGS_AS_ERRORS=1`, which the tests set, makes a warning fail
+    the build; it is no part of a binary's key, because it does not change the binary."""
+    strict = ["-Werror"] if os.environ.get("MAYA_WARNINGS_AS_ERRORS") == "1" else []
+    command = [compiler(), *arguments, *strict]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise MayaError(f"{what} did not compile.", f"Command: {' '.join(command)}\n{done.stderr.strip()[-4000:]}")
 
 
 def compiled(key: str, name: str, notice: str, compile_in: Callable[[Path, Path], None]) -> Path:
-    """The binary `name` under `key`; made first, if it is not there, by `compile_in(folder, binary)` in a folder to throw away."""
+    """The binary `name` under `key`. If it does not exist, `compile_in(folder, binary)` makes it in a temporary folder."""
     folder = cache_folder() / key
     target = folder / name
     if target.exists():
         return target
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # given back by the kernel if we die
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it if this process dies
         if not target.exists():
             if notice:
                 print(f"maya: {notice}", file=sys.stderr, flush=True)

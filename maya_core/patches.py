@@ -1,4 +1,4 @@
-"""Changes to other projects, each remembered so that it can be undone in reverse order."""
+"""Monkey patches of other projects. Each change is remembered, and all are undone in reverse order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Action = Callable[[ModuleType], None]
 
 
 class _ImportWatch(MetaPathFinder):
-    """Finds what the others find, and adds actions to the loading of some modules."""
+    """An import hook: finds modules through the other finders, and runs actions once certain modules are loaded."""
 
     def __init__(self) -> None:
         self.actions: dict[str, list[Action]] = {}  # by the module's name
@@ -40,8 +40,8 @@ class _ImportWatch(MetaPathFinder):
 
 
 class _Loading(ModuleSpec):
-    """The spec of a module that is being executed right now, as of one that imports torch in its first lines: `import` says by
-    `_initializing` when that is over."""
+    """The spec of a module that is being executed now, for example one that imports torch in its first lines. The import system
+    sets `_initializing` to False when the module is complete; then the actions run."""
 
     actions: list[Action]
 
@@ -59,7 +59,7 @@ class _Loading(ModuleSpec):
 
 
 class Patches:
-    """Attributes set and mapping items put while the emulation is on; `undo` leaves everything as it was found."""
+    """Attributes and mapping items that are changed during an emulation; `undo` restores every one."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
@@ -78,7 +78,7 @@ class Patches:
         mapping[key] = value
 
     def keep(self, mapping: Any, key: Any) -> None:
-        """Whatever becomes of that item, it will be as it is now."""
+        """Restores this item on `undo`, whatever the program does with it until then."""
         before = mapping.get(key, _ABSENT)
         if before is _ABSENT:
             self._undo.append(lambda: mapping.pop(key, None))
@@ -86,7 +86,7 @@ class Patches:
             self._undo.append(lambda: mapping.__setitem__(key, before))
 
     def when_imported(self, name: str, action: Action) -> None:
-        """Runs the action on the module of that name: now if it is there, else when the program imports it."""
+        """Runs the action on the module of that name: now if it is loaded, otherwise when the program imports it."""
         if name in sys.modules:
             spec: Any = getattr(sys.modules[name], "__spec__", None)
             if not getattr(spec, "_initializing", False):

@@ -8,10 +8,11 @@ by the tracker's package: see `tracking.py`.
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self, get_args
@@ -191,8 +192,7 @@ class Request(ClusterOptions, EmulationOptions, PredictionOptions, FileOptions):
         trackers = tracker_options()
         for name in options:
             if name not in fields and name not in trackers:
-                known = ", ".join(sorted({*fields, *trackers}))
-                raise MayaError(f"there is no option '{name}'.", f"The options are: {known}.")
+                raise unknown_option(name, {*fields, *trackers})
         own = {name: value for name, value in options.items() if name in fields}
         tracking = {name: value for name, value in options.items() if name in trackers}
         try:
@@ -271,6 +271,12 @@ def limits_of(field: FieldInfo) -> tuple[float | None, float | None]:
     least = next((each.ge for each in every if isinstance(each, Ge)), None)
     most = next((each.le for each in every if isinstance(each, Le)), None)
     return least, most  # type: ignore[return-value]
+
+
+def unknown_option(name: str, known: Collection[str]) -> MayaError:
+    near = difflib.get_close_matches(name, known, n=1)
+    meant = f"Did you mean '{near[0]}'? " if near else ""
+    return MayaError(f"there is no option '{name}'.", f"{meant}The options are: {', '.join(sorted(known))}.")
 
 
 def wrong_option(error: ValidationError, given: Mapping[str, Any]) -> MayaError:

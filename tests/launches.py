@@ -1,4 +1,4 @@
-"""How many kernels, copies and memsets events of a trace are, on the GPU they were recorded for."""
+"""Counts the kernels, copies and memsets of a trace on the GPU for which it was recorded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from maya_core.trace.schema import EventKind
 
 
 def launches(trace: RankTrace, events: np.ndarray | None = None) -> int:
-    """Of these events of the trace, or of all."""
+    """The number for these events of the trace, or for all."""
     chosen = trace.events if events is None else events
     numbers, times = np.unique(chosen["subject"][chosen["kind"] == EventKind.OP], return_counts=True)
     platform = Platform(find_gpu(trace.meta["gpu"]))

@@ -11,6 +11,7 @@ import typer
 from maya_launchers import flags
 from typer.testing import CliRunner
 
+import maya_core
 from maya_core import command_options, request
 from maya_core.command_options import takes
 from maya_core.errors import MayaError
@@ -88,6 +89,15 @@ def test_in_python_a_mistake_is_reported_with_its_name() -> None:
         Request.of(gpus_per_node=65)
     with pytest.raises(MayaError, match="flash9"):
         Request.of(attention="flash9").check()
+
+
+def test_a_recorded_job_refuses_options_that_would_do_nothing() -> None:
+    with pytest.raises(MayaError, match="there is no option 'steps'"):
+        maya_core.predict("maya-out", steps=5)
+    with pytest.raises(MayaError, match="there is no option 'gpu'"):
+        maya_core.predict("maya-out", gpu="b200")
+    with pytest.raises(MayaError, match="there is no option 'ranks'"):
+        maya_core.what_if("maya-out", ranks="all")
 
 
 def test_a_request_reaches_an_emulated_process_unchanged() -> None:

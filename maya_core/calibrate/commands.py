@@ -297,7 +297,7 @@ def _keep(
     _print(console, made)
     if older is not None and older.runs is not None:
         console.print(
-            "[yellow]Its factors from actual runs were fitted without these measurements: fit them again with `maya calibrate --from-mlflow ... --add`.[/yellow]",
+            "[yellow]Its factors of actual runs were fitted without these measurements: fit them to your actual runs again (docs/calibrate.md).[/yellow]",
             soft_wrap=True,
         )
     console.print(f"Written: {path}. Predictions for {gpu} use it from now on.", highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The tables behind a rank's collectives: communicators, distinct calls, and the call stacks they were made from."""
+"""The tables of one rank's collectives: communicators, distinct calls, and the call stacks that made them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from maya_core.trace.communication import CollectiveCall, Communicator, Frame, S
 
 
 class CollectiveRecord:
-    """Numbers communicators, calls and call sites as they are first seen."""
+    """Numbers communicators, calls and call sites in the order in which they first occur."""
 
     def __init__(self) -> None:
         self.clear()
@@ -34,7 +34,7 @@ class CollectiveRecord:
         return self._calls.setdefault(call, len(self._calls))
 
     def site(self, stack: tuple[tuple[CodeType, int], ...]) -> int:
-        """The number of a place in the program, by the calling stack, innermost first."""
+        """The number of a place in the program, identified by its call stack with the innermost frame first."""
         return self._sites.setdefault(stack, len(self._sites))
 
 

@@ -1,20 +1,22 @@
-"""Which ranks give one another true values, and which are taken to do as this one does.
+"""Decides which ranks exchange real values in a collective, and passes those values on.
 
-Shapes are all that most collectives need, so a rank can be emulated alone. Where the program reads what came from
-another rank, that rank is asked: the sender of host data (and of small integers on the device: sizes, seeds, pickled
-objects) always; every rank of a small group whose program gathers or reduces objects or host data, which from then on
-tell one another their integers on the device, too; and ranks the user chose to emulate.
-A rank that is not emulated is taken to give what this one gives: it runs the same program in lockstep.
+Most collectives need only shapes, so a rank can be emulated alone. Real values are exchanged where the program reads what
+came from another rank: from the sender of host data and of small integers on the device (sizes, seeds, pickled objects);
+among all ranks of a small group that gathers or reduces objects or host data, which from then on also exchange their
+integers on the device; and among the ranks that the user chose to emulate. A rank that is not emulated is assumed to give
+what this rank gives, because it runs the same program in lockstep.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import CodeType, ModuleType
 from typing import Protocol
 
@@ -26,10 +28,10 @@ from maya_core.collectives.values import FROM_ONE, TO_MANY, Values, outcome, sou
 from maya_core.errors import MayaError
 from maya_core.trace.communication import POINT_TO_POINT, CollectiveCall, Communicator
 
-# Groups up to this size have every rank emulated when they gather or reduce what the host reads: one node.
+# In a group of at most this size (one node), every rank is emulated when the group gathers or reduces data that the host reads.
 EXACT_GROUP = 8
 
-# Larger tensors of numbers are not passed on, as native/values.h does not remember them.
+# Larger tensors are not passed on. The limits are those up to which native/values.h remembers values.
 MOST_FLOATS, MOST_INTEGERS = 2**16, 2**20
 
 _thread = threading.local()
@@ -37,7 +39,7 @@ _thread = threading.local()
 
 @contextmanager
 def carrying_objects(native: ModuleType) -> Iterator[None]:
-    """Collectives in this block carry pickled objects: the host reads them, though they travel by the device."""
+    """Marks the collectives of this block as carrying pickled objects: they travel by the device, but the host reads them."""
     before = _carries_objects()
     _thread.objects = True
     native.carry_objects(True)
@@ -49,7 +51,7 @@ def carrying_objects(native: ModuleType) -> Iterator[None]:
 
 
 def _called_by_program() -> bool:
-    """Is it a call of torch.distributed's that is under way, and not one of DTensor's own, of a norm on the host, say?"""
+    """Whether the program called torch.distributed. A call that DTensor makes itself, to reduce a norm on the host for example, is not one."""
     frame = sys._getframe(2)
     return frame.f_globals.get("__name__") == "torch.distributed.distributed_c10d"
 
@@ -59,35 +61,55 @@ def _carries_objects() -> bool:
 
 
 class Peers(Protocol):
-    """The other emulated ranks."""
+    """The connection to the other emulated ranks."""
 
-    chosen: frozenset[int]  # ranks the user asked for by number: they exchange all small values
+    chosen: frozenset[int]  # ranks that the user requested by number: they exchange all small values
 
     def post(self, key: str, payload: bytes) -> None: ...
     def want(self, key: str, rank: int, why: str) -> bytes: ...
     def meet(self, rank: int) -> None: ...
 
 
+@dataclass(frozen=True)
+class _Transfer:
+    """One collective or message of this rank, with all that decides which ranks exchange values in it."""
+
+    group: Communicator
+    op: str
+    peer: int  # root, source or destination
+    reduction: str
+    host: bool  # the host reads the data: these are host tensors or pickled objects
+    exact: bool  # the data are integers, or few enough numbers on the host, which ranks pass on exactly
+    key: str  # the same in all ranks of the group
+
+    @property
+    def sources(self) -> range:
+        """The places in the group whose values this rank receives."""
+        return sources(self.op, self.group.rank, len(self.group.ranks), self.peer)
+
+
 class Exchange:
-    """The Python side of the native process groups. `peers` is None where this rank is emulated all alone."""
+    """The Python side of the native process groups. `peers` is None where this rank is emulated alone."""
 
     def __init__(
         self, native: ModuleType, record: CollectiveRecord, peers: Peers | None, buffers: Buffers | None = None
     ) -> None:
         self.native = native
         self.buffers = buffers
-        self.buffer_bytes = 0  # taken by NCCL so far
+        self.buffer_bytes = 0  # of device memory that NCCL uses so far
         self.record = record
         self.peers = peers
-        self.stand_ins: dict[str, int] = {}  # host data taken to be like this rank's own, by op
-        self.assumed: set[int] = set()  # ranks whose integers on the device were taken to be like this rank's own
-        self.worlds = 0  # how often the program has joined a process group: names of groups begin anew each time
+        self.stand_ins: dict[
+            str, int
+        ] = {}  # how often host data of other ranks was assumed to equal this rank's, by op
+        self.assumed: set[int] = set()  # ranks whose integers on the device were assumed to equal this rank's
+        self.worlds = 0  # how often the program called init_process_group: group names start again each time
         self._met: set[int] = set()
-        self._names: dict[int, str] = {}  # by communicator, the same in all its ranks and only there
-        self._together: set[frozenset[int]] = set()  # groups of which every rank is known to be emulated
+        self._names: dict[int, str] = {}  # by communicator: a name that only its own ranks use
+        self._together: set[frozenset[int]] = set()  # groups whose ranks are all known to be emulated
         self._lock = threading.Lock()
 
-    # ---- called by the native side ----
+    # ---- called by native/collectives.cpp ----
     def communicator(self, backend: str, name: str, ranks: list[int], rank: int) -> int:
         number = self.record.communicator(backend, name, ranks, rank)
         if self.buffers is not None and backend == "nccl":
@@ -138,92 +160,115 @@ class Exchange:
         inputs: list[torch.Tensor],
         outputs: list[torch.Tensor],
     ) -> Callable[[], None] | None:
-        """Gives this rank's values away. The result, if any, waits for the others' and leaves them in the outputs.
-        `splits`: how much of its input an uneven all_to_all gives to each rank."""
+        """Posts this rank's values for the others. If it needs theirs, returns a function that waits for them and writes them to the outputs.
+        `splits` says how many elements of its input an uneven all_to_all sends to each rank."""
         group = self.record.communicators[communicator]
         tensors = [tensor for tensor in (*inputs, *outputs) if tensor is not None]
         host = _carries_objects() or any(not tensor.is_cuda for tensor in tensors)
         exact = all(not tensor.is_floating_point() for tensor in tensors)
         exact = exact or (host and _called_by_program() and all(tensor.numel() <= MOST_FLOATS for tensor in tensors))
         if splits and not host and not exact:
-            # How much there is differs by rank, so the others cannot tell whether it is little enough to be passed on.
-            self._leave(outputs, [None] * len(outputs))
+            # The amount differs by rank, so the others cannot know whether it is small enough to be passed on.
+            self._write(outputs, [None] * len(outputs))
             return None
         given = [self._value(tensor) for tensor in inputs]
         if op == "all_to_all" and len(inputs) == 1:
             given = split(given[0], splits, len(group.ranks))
-        wanted = sources(op, group.rank, len(group.ranks), peer)
-        asked = self._asked(group, op, wanted, host, exact)
-        if _carries_objects() and self.peers is None and op in FROM_ONE and group.rank not in wanted:
-            raise MayaError(
-                f"rank {group.ranks[group.rank]} is emulated alone, and reads objects from rank {group.ranks[peer]} ({op}).",
-                "Run the program with its ranks: maya run -- torchrun ...",
-            )
         key = f"{self._names[communicator]}/{'message' if op in POINT_TO_POINT else op}/{sequence}"
-        if self._gives(group, op, peer, host, exact):
-            assert self.peers is not None
-            to = peer if op == "send" else -1
-            self.peers.post(f"{key}/{group.rank}/{to}", pickle.dumps([_packed(value) for value in given]))
-        if self._meets_all(group, op, host, exact):
-            self._together.add(frozenset(group.ranks))
+        transfer = _Transfer(group, op, peer, reduction, host, exact, key)
+        awaited = self._awaited(transfer)
+        self._refuse_objects_from_nobody(transfer)
+        self._post(transfer, given)
         if not outputs:
             return None
-        if host and op not in POINT_TO_POINT and len(asked) + (group.rank in wanted) < len(wanted):
-            self.stand_ins[op] = self.stand_ins.get(op, 0) + 1
-        if exact and not host and any(value is not None for value in given):
-            self.assumed.update(group.ranks[place] for place in {*wanted} - {*asked, group.rank})
-
-        def settle() -> None:
-            gave: dict[int, Values] = {group.rank: given}
-            for place in asked:
-                to = group.rank if op == "recv" else -1
-                assert self.peers is not None
-                why = f"{op} on {group.backend} group '{group.name}'"
-                packed = self.peers.want(f"{key}/{place}/{to}", group.ranks[place], why)
-                gave[place] = [_unpacked(value) for value in pickle.loads(packed)]
-
-            def giver(place: int) -> Values:
-                return gave.get(place, given)
-
-            self._leave(outputs, outcome(op, group.rank, len(group.ranks), peer, reduction, giver, outputs))
-
-        if asked:
-            # Until it has settled, what this rank will hold is not known.
-            self._leave([tensor for tensor in outputs if tensor.is_cuda], [None] * len(outputs))
+        self._note_assumptions(transfer, awaited, known=any(value is not None for value in given))
+        settle = functools.partial(self._settle, transfer, awaited, given, outputs)
+        if awaited:
+            # Until the others' values arrive, nothing is known about the outputs.
+            self._write([tensor for tensor in outputs if tensor.is_cuda], [None] * len(outputs))
             return settle
         settle()
         return None
 
-    # ---- who is asked, and who is told ----
-    def _asked(self, group: Communicator, op: str, wanted: range, host: bool, exact: bool) -> list[int]:
+    def _refuse_objects_from_nobody(self, transfer: _Transfer) -> None:
+        group = transfer.group
+        from_another = transfer.op in FROM_ONE and group.rank not in transfer.sources
+        if _carries_objects() and self.peers is None and from_another:
+            raise MayaError(
+                f"rank {group.ranks[group.rank]} is emulated alone, but receives objects from rank {group.ranks[transfer.peer]} ({transfer.op}).",
+                "Run the program with all its ranks: maya run -- torchrun ...",
+            )
+
+    def _post(self, transfer: _Transfer, given: Values) -> None:
+        if self._gives(transfer):
+            assert self.peers is not None
+            to = transfer.peer if transfer.op == "send" else -1
+            packed = pickle.dumps([_packed(value) for value in given])
+            self.peers.post(f"{transfer.key}/{transfer.group.rank}/{to}", packed)
+        if self._meets_all(transfer):
+            self._together.add(frozenset(transfer.group.ranks))
+
+    def _note_assumptions(self, transfer: _Transfer, awaited: list[int], known: bool) -> None:
+        """Counts what is assumed about ranks that are not emulated. `known`: this rank knows a value that it gives."""
+        group, wanted = transfer.group, transfer.sources
+        complete = len(awaited) + (group.rank in wanted) >= len(wanted)
+        if transfer.host and transfer.op not in POINT_TO_POINT and not complete:
+            self.stand_ins[transfer.op] = self.stand_ins.get(transfer.op, 0) + 1
+        if transfer.exact and not transfer.host and known:
+            self.assumed.update(group.ranks[place] for place in {*wanted} - {*awaited, group.rank})
+
+    def _settle(self, transfer: _Transfer, awaited: list[int], given: Values, outputs: list[torch.Tensor]) -> None:
+        """Waits for the values of the ranks at `awaited`, and writes the collective's result to the outputs."""
+        group, op = transfer.group, transfer.op
+        gave: dict[int, Values] = {group.rank: given}
+        for place in awaited:
+            to = group.rank if op == "recv" else -1
+            assert self.peers is not None
+            why = f"{op} on {group.backend} group '{group.name}'"
+            packed = self.peers.want(f"{transfer.key}/{place}/{to}", group.ranks[place], why)
+            gave[place] = [_unpacked(value) for value in pickle.loads(packed)]
+
+        def giver(place: int) -> Values:
+            return gave.get(place, given)
+
+        size = len(group.ranks)
+        self._write(outputs, outcome(op, group.rank, size, transfer.peer, transfer.reduction, giver, outputs))
+
+    # ---- which ranks exchange values ----
+    def _awaited(self, transfer: _Transfer) -> list[int]:
+        """The places in the group whose values this rank waits for."""
         if self.peers is None:
             return []
-        others = [place for place in wanted if place != group.rank]
-        if op in FROM_ONE:
-            if host or exact:
+        group = transfer.group
+        others = [place for place in transfer.sources if place != group.rank]
+        if transfer.op in FROM_ONE:
+            if transfer.host or transfer.exact:
                 return others
-        elif self._meets_all(group, op, host, exact) or (exact and self._is_together(group)):
+        elif self._meets_all(transfer) or (transfer.exact and self._is_together(group)):
             return others
         if group.ranks[group.rank] not in self.peers.chosen:
             return []
         return [place for place in others if group.ranks[place] in self.peers.chosen]
 
-    def _gives(self, group: Communicator, op: str, peer: int, host: bool, exact: bool) -> bool:
+    def _gives(self, transfer: _Transfer) -> bool:
+        """Whether this rank posts its values for others to read."""
+        group, op = transfer.group, transfer.op
         if self.peers is None or op in ("recv", "barrier") or len(group.ranks) == 1:
             return False
-        if op in TO_MANY and group.rank != peer:
+        if op in TO_MANY and group.rank != transfer.peer:
             return False
         if op in TO_MANY or op == "send":
-            if host or exact:
+            if transfer.host or transfer.exact:
                 return True
-        elif exact and len(group.ranks) <= EXACT_GROUP:
-            return True  # somebody may know already that all are emulated
+        elif transfer.exact and len(group.ranks) <= EXACT_GROUP:
+            return True  # another rank may know already that all of them are emulated
         return group.ranks[group.rank] in self.peers.chosen and len(self.peers.chosen) > 1
 
-    def _meets_all(self, group: Communicator, op: str, host: bool, exact: bool) -> bool:
-        """Does every rank of the group come to know every other's values in this call?"""
-        several = op not in (*FROM_ONE, "send", "barrier")
-        return self.peers is not None and several and host and exact and 1 < len(group.ranks) <= EXACT_GROUP
+    def _meets_all(self, transfer: _Transfer) -> bool:
+        """Whether every rank of the group learns every other rank's values in this call."""
+        several = transfer.op not in (*FROM_ONE, "send", "barrier")
+        small = 1 < len(transfer.group.ranks) <= EXACT_GROUP
+        return self.peers is not None and several and transfer.host and transfer.exact and small
 
     def _is_together(self, group: Communicator) -> bool:
         return any(met.issuperset(group.ranks) for met in self._together)
@@ -235,10 +280,10 @@ class Exchange:
             return None
         with torch.no_grad():
             value = self.native.host_value(tensor) if tensor.is_cuda else tensor.detach()
-            # A copy: a shadow may go, and a tensor be written to, before the others' values have come.
+            # A copy, because the program may write to the tensor before the other ranks' values arrive.
             return None if value is None else value.clone(memory_format=torch.contiguous_format)
 
-    def _leave(self, outputs: list[torch.Tensor], values: Values) -> None:
+    def _write(self, outputs: list[torch.Tensor], values: Values) -> None:
         known: list[tuple[torch.Tensor, torch.Tensor]] = []
         with torch.no_grad():
             for output, value in zip(outputs, values, strict=False):

@@ -1,5 +1,6 @@
-"""Memory that torch's data parallelism takes for its collectives: DDP's buckets, the weights that FSDP gathers, the gradients on their way to
-being reduced. What is made for them in a forward would count as activations otherwise. Checked with torch 2.13."""
+"""Labels the memory that torch's data parallelism allocates for its collectives: DDP's buckets, the weights that FSDP gathers, and
+gradients that wait to be reduced. Without the label, what is allocated in a forward pass would count as activations. Checked with torch 2.13.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import Any
 from maya_core.patches import Patches
 from maya_core.trace.schema import Category
 
-# Functions that make nothing else, by module. What turns out to be a gradient (a view of a bucket, a reduced shard) is labelled so later.
+# Functions that allocate nothing else, by module. Memory that becomes a gradient (a view of a bucket, a reduced shard) is relabelled later.
 MAKERS = {
     "torch.distributed": ("Reducer.__init__", "Reducer._rebuild_buckets"),
     "torch.distributed.fsdp._fully_shard._fsdp_param_group": (

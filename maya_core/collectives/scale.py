@@ -1,5 +1,7 @@
-"""What torch does once for every rank of the world, done only for the ranks it then looks at: a world of 16,384 is to
-cost no more than one of 8. Checked with torch 2.13."""
+"""Replaces work that torch does for every rank of the world by work for the ranks that it looks at.
+
+A world of 16,384 ranks must not cost more than one of 8. Checked with torch 2.13.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from maya_core.patches import Patches
 
 
 class Chunks(Sequence[torch.Tensor]):
-    """torch.chunk, padded with empty tensors to `count`, each made when it is asked for."""
+    """The result of torch.chunk, padded with empty tensors to `count`. Each chunk is made when it is read."""
 
     def __init__(self, tensor: torch.Tensor, count: int, dim: int) -> None:
         self.tensor = tensor
@@ -34,7 +36,7 @@ class Chunks(Sequence[torch.Tensor]):
         left = self.tensor.size(self.dim) - start
         if left <= 0 < self.tensor.size(self.dim):
             return self.tensor.new_empty(0)
-        return self.tensor.narrow(self.dim, start, min(self.each, left))  # of nothing, nothing
+        return self.tensor.narrow(self.dim, start, min(self.each, left))  # an empty tensor has only empty chunks
 
 
 def install(patches: Patches) -> None:

@@ -1,4 +1,4 @@
-"""torch.distributed with the emulated backends in place of NCCL and gloo. Checked with torch 2.13."""
+"""Installs the emulated backends in torch.distributed, where NCCL and gloo would be. Checked with torch 2.13."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from torch.distributed import distributed_c10d as c10d
 
 from maya_core.collectives import own_buffers, scale, stores
 from maya_core.collectives.exchange import Exchange, carrying_objects
+from maya_core.collectives.store_keys import Keys
 from maya_core.errors import MayaError
 from maya_core.patches import Patches
 
-# Collectives of Python objects: pickled into tensors on the group's device, and read by the host on arrival.
+# Collectives of Python objects: torch pickles them into tensors on the group's device, and the host reads them on arrival.
 OBJECT_COLLECTIVES = (
     "all_gather_object",
     "broadcast_object_list",
@@ -28,18 +29,18 @@ OBJECT_COLLECTIVES = (
     "send_object_list",
 )
 
-# What a program must call to use memory that GPUs share, before it can do anything with it.
+# A program must call one of these before it can use memory that GPUs share.
 SYMMETRIC_MEMORY = ("empty_strided_p2p", "get_mempool_allocator", "rendezvous", "set_backend")
 
 
 def install(
     native: ModuleType,
     exchange: Exchange,
-    keys: stores.Keys,
+    keys: Keys,
     on_world: Callable[[int, int], None],
     patches: Patches,
 ) -> None:
-    """Puts the emulated backends in place. `on_world` hears this process's rank and world size."""
+    """Installs the emulated backends. `on_world` is called with this process's rank and world size once they are known."""
     native.set_collectives(exchange)
     patches.on_undo(functools.partial(native.set_collectives, None))
     patches.on_undo(_forget_groups)
@@ -49,18 +50,18 @@ def install(
     own_buffers.install(native, patches)
     _stores(keys, patches)
     for name in OBJECT_COLLECTIVES:
-        _both(patches, name, _carrying_objects(native, getattr(c10d, name)))
-    # The same by hand: an optimizer's shards, on their way to the rank that saves them.
+        _set_in_both(patches, name, _carrying_objects(native, getattr(c10d, name)))
+    # ZeroRedundancyOptimizer pickles objects itself, to send its shards to the rank that saves them.
     patches.when_imported(
         "torch.distributed.optim.zero_redundancy_optimizer",
         lambda zero: patches.set(zero, "_broadcast_object", _carrying_objects(native, zero._broadcast_object)),
     )
     for name in SYMMETRIC_MEMORY:
         patches.set(torch._C._distributed_c10d._SymmetricMemory, name, functools.partial(_no_symmetric_memory, name))
-    _both(patches, "init_process_group", _noting_world(c10d.init_process_group, exchange, on_world))
+    _set_in_both(patches, "init_process_group", _noting_world(c10d.init_process_group, exchange, on_world))
 
 
-def _both(patches: Patches, name: str, value: Any) -> None:
+def _set_in_both(patches: Patches, name: str, value: Any) -> None:
     patches.set(c10d, name, value)
     patches.set(dist, name, value)
 
@@ -69,28 +70,30 @@ def _process_groups(native: ModuleType, patches: Patches) -> None:
     nccl, gloo = native.ProcessGroupNCCL, native.ProcessGroupGloo
     for number, policy in enumerate(("DEFAULT", "EFFICIENCY", "ZERO")):
         setattr(nccl, f"NCCL_CTA_POLICY_{policy}", number)
-    # What is set there tunes NCCL's kernels; nothing here depends on it.
+    # A program can tune NCCL's kernels there; the emulation does not depend on it.
     nccl.Options.config = property(lambda self: self.__dict__.setdefault("config", SimpleNamespace()))
     for name, emulated in (("ProcessGroupNCCL", nccl), ("ProcessGroupGloo", gloo)):
-        _both(patches, name, emulated)
+        _set_in_both(patches, name, emulated)
         patches.set(torch._C._distributed_c10d, name, emulated)
     patches.set(c10d, "_NCCL_AVAILABLE", True)
     patches.set(c10d, "_GLOO_AVAILABLE", True)
     patches.set(c10d, "default_pg_nccl_timeout", timedelta(minutes=10))
-    # DDP's logger asks a group named gloo for what only torch's own has, in C++. What it logs nobody reads here.
+    # DDP's logger reads fields of a gloo group that only torch's C++ class has. Nobody reads its log in an emulation.
     patches.set(dist.Logger, "set_construction_data_and_log", lambda *_: None)
-    # The wrapper of TORCH_DISTRIBUTED_DEBUG=DETAIL compares collectives over gloo; collation does it over traces.
+    # The wrapper of TORCH_DISTRIBUTED_DEBUG=DETAIL compares collectives over gloo; Maya compares them when it collates traces.
     patches.set(c10d, "_create_process_group_wrapper", lambda wrapped_pg, *args, **kwargs: wrapped_pg)
 
 
-def _stores(keys: stores.Keys, patches: Patches) -> None:
+def _stores(keys: Keys, patches: Patches) -> None:
     stores.EmulatedStore.keys = keys
-    rendezvous = sys.modules["torch.distributed.rendezvous"]  # the package has a function of that name
+    rendezvous = sys.modules["torch.distributed.rendezvous"]  # `dist.rendezvous` is a function
     for module in (dist, c10d, rendezvous):
         for emulated in (stores.TCPStore, stores.FileStore):
             if hasattr(module, emulated.__name__):
                 patches.set(module, emulated.__name__, emulated)
-    patches.set(c10d, "_store_based_barrier", lambda *args, **kwargs: None)  # counts ranks that are not there
+    patches.set(
+        c10d, "_store_based_barrier", lambda *args, **kwargs: None
+    )  # it would count ranks that are not emulated
     patches.on_undo(stores.EmulatedStore.alive.clear)
 
 
@@ -105,8 +108,8 @@ def _carrying_objects(native: ModuleType, original: Callable[..., Any]) -> Calla
 
 def _no_symmetric_memory(name: str, *args: Any, **kwargs: Any) -> None:
     raise MayaError(
-        f"symmetric memory is not emulated ({name}): what goes through it would not be seen.",
-        "Switch off what uses it: async tensor parallelism, or collectives of torch.ops.symm_mem.",
+        f"symmetric memory is not emulated ({name}): Maya would not see the transfers through it.",
+        "Switch off what uses it: async tensor parallelism, or the collectives of torch.ops.symm_mem.",
     )
 
 
@@ -124,6 +127,6 @@ def _noting_world(
 
 
 def _forget_groups() -> None:
-    """Process groups of the emulation are of no use after it."""
+    """Destroys the process groups of the emulation, which cannot be used after it."""
     if dist.is_initialized():
         dist.destroy_process_group()

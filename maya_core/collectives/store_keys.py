@@ -1,4 +1,4 @@
-"""The keys and values behind torch.distributed's stores. Nothing here needs torch: the command that started the ranks keeps them."""
+"""The keys and values behind torch.distributed's stores. This module does not need torch, because the command that starts the ranks holds them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from maya_core.errors import MayaError
 
 
 class Keys(Protocol):
-    """Where the keys are."""
+    """The keys and values that all stores of a job share."""
 
-    def get(self, key: str) -> bytes: ...  # waits until there is one
+    def get(self, key: str) -> bytes: ...  # waits until the key is set
     def known(self, key: str) -> bool: ...
     def set(self, key: str, value: bytes) -> None: ...
     def add(self, key: str, amount: int) -> int: ...
@@ -22,11 +22,11 @@ class Keys(Protocol):
 
 
 class LocalKeys:
-    """The keys of a rank that is emulated all alone."""
+    """Keys in this process. A rank that is emulated alone uses them as they are; `missing` handles a key that nobody has set."""
 
     def __init__(self, missing: Callable[[str], bytes] | None = None) -> None:
         self._keys: dict[str, bytes] = {}
-        self._missing = missing or _nobody_sets
+        self._missing = missing or _raise_unset
 
     def get(self, key: str) -> bytes:
         return self._keys[key] if key in self._keys else self._missing(key)
@@ -57,8 +57,8 @@ class LocalKeys:
         return sum(key.startswith(prefix) for key in self._keys)
 
 
-def _nobody_sets(key: str) -> bytes:
+def _raise_unset(key: str) -> bytes:
     raise MayaError(
         f"the program waits for the store key '{key}', and no emulated rank sets it.",
-        "Emulate the rank that does, too: maya run --ranks all, or the ranks by number.",
+        "Emulate the rank that sets it, too: maya run --ranks all, or list the ranks by number.",
     )

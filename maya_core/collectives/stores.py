@@ -1,4 +1,4 @@
-"""torch.distributed's key-value stores, kept by the emulation: no socket, no file, no peers to wait for."""
+"""The key-value stores of torch.distributed, backed by the emulation's keys instead of a socket or a file."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch.distributed as dist
 
 from maya_core.collectives.store_keys import Keys
 
-FIRST_FREE_PORT = 40_000  # where a program leaves the port to us
+FIRST_FREE_PORT = 40_000  # given out where a program asks for any free port
 
-# A wait that the program limits to less than this is left to run out; others end when nobody can set the key any more.
+# A wait with a shorter timeout than this really times out; a longer one ends when no rank can set the key any more.
 SHORT = timedelta(minutes=1)
 POLL_S = 0.02
 
 
 class EmulatedStore(dist.Store):
-    """In place of TCPStore and FileStore. Stores of one name share their keys, whichever rank asks."""
+    """Replaces TCPStore and FileStore. Stores of the same name share their keys across all ranks."""
 
-    keys: Keys  # set on the class while the emulation is on
-    alive: list[EmulatedStore] = []  # C++ holds stores without holding their Python half
+    keys: Keys  # set on the class during an emulation
+    alive: list[EmulatedStore] = []  # keeps the Python objects, because C++ references only their native half
 
     def __init__(self, name: str, timeout: timedelta | None) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class EmulatedStore(dist.Store):
     def num_keys(self) -> int:
         return self.keys.count(self._own(""))
 
-    # What PrefixStore, in C++, knows these two by.
+    # The names by which PrefixStore, which is C++, calls these two.
     deleteKey = delete_key
     getNumKeys = num_keys
 
@@ -111,10 +111,10 @@ class TCPStore(EmulatedStore):
         self.host = host_name
         self.port = port or FIRST_FREE_PORT + self.keys.add("ports", 1)
         self.libuvBackend = use_libuv
-        super().__init__(f"port {self.port}", timeout)  # hosts go by many names
+        super().__init__(f"port {self.port}", timeout)  # without the host, which has many names
 
     def num_keys(self) -> int:
-        return super().num_keys() + 1  # its own, by which workers are counted
+        return super().num_keys() + 1  # TCPStore has one of its own, in which it counts workers
 
     getNumKeys = num_keys
 

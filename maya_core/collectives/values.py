@@ -1,4 +1,4 @@
-"""What a collective leaves in a rank's tensors, from what each rank gave. Values are host tensors; None is unknown."""
+"""Computes what a collective writes to a rank's tensors from what each rank gave. Values are host tensors; None is an unknown one."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import torch
 
 Value = torch.Tensor | None
 Values = list[Value]
-Giver = Callable[[int], Values]  # what the rank at that place in the group gave
-
+Giver = Callable[[int], Values]  # returns what the rank at that place in the group gave
 
 TO_MANY = ("broadcast", "scatter")
 FROM_ONE = (*TO_MANY, "recv")
 
 
 def sources(op: str, me: int, size: int, peer: int) -> range:
-    """The places in the group whose values this rank ends up with."""
+    """The places in the group whose values this rank receives."""
     if op in FROM_ONE:
         return range(peer, peer + 1)
     if op in ("send", "barrier") or (op in ("reduce", "gather") and me != peer):
@@ -26,15 +25,15 @@ def sources(op: str, me: int, size: int, peer: int) -> range:
 
 
 def split(value: Value, sizes: list[int], ranks: int) -> Values:
-    """The input of an all_to_all in the parts that are for each rank: of these sizes, in elements, or equal ones."""
+    """Splits the input of an all_to_all into one part for each rank: of these sizes, in elements, or of equal sizes if there are none."""
     if value is None:
         return [None] * ranks
     flat = value.reshape(-1)
-    return list(flat.split(sizes) if sizes else flat.reshape(ranks, -1).unbind())
+    return list(torch.split_with_sizes(flat, sizes) if sizes else flat.reshape(ranks, -1).unbind())
 
 
 def outcome(op: str, me: int, size: int, peer: int, reduction: str, gave: Giver, outputs: list[torch.Tensor]) -> Values:
-    """The new value of each output. Of an all_to_all, ranks give one part for each rank."""
+    """The new value of each output. In an all_to_all, what a rank gave is one part for each rank."""
     match op:
         case "broadcast" | "recv":
             return _like(gave(peer), outputs)
@@ -53,7 +52,7 @@ def outcome(op: str, me: int, size: int, peer: int, reduction: str, gave: Giver,
         case "reduce_scatter_tensor":
             return [_reduced([_piece(_part(gave(rank), 0), me, size) for rank in range(size)], reduction)]
         case "all_to_all":
-            # A rank that does as this one does sends as much to this one as it gets from it: loads stay balanced.
+            # A rank that is assumed to do what this one does sends back as much as it receives, so loads stay balanced.
             parts = [_part(gave(rank), rank if gave(rank) is gave(me) else me) for rank in range(size)]
             return parts if len(outputs) == size else [_joined(parts)]
     return [None] * len(outputs)
@@ -82,7 +81,7 @@ def _joined(values: Values) -> Value:
 
 
 def _reduced(values: Values, reduction: str) -> Value:
-    """The reduction of all values. Ranks that stand in for others give the very same tensor, counted once."""
+    """Reduces all values. Ranks that are not emulated are represented by the same tensor object, whose repetitions are computed at once."""
     if any(value is None for value in values):
         return None
     times = Counter(id(value) for value in values)

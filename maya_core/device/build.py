@@ -1,5 +1,8 @@
-"""The native device: compiled for the torch that is installed, whose headers and libraries it needs. To find or make the binary torch is
-not imported: that takes a second, and `maya run` itself has no use for it."""
+"""Compiles the native device against the installed torch, and loads it.
+
+Finding or compiling the binary does not import torch: that takes a second, and `maya run` itself does not need it. The cache
+of binaries is maya_core/cpp_build.py's.
+"""
 
 from __future__ import annotations
 
@@ -15,28 +18,28 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
-from maya_core.cpp_build import compiled, compiler, run_compiler
+from maya_core.cpp_build import WARNINGS, compiled, compiler, run_compiler
 from maya_core.errors import MayaError
 
 SOURCES = Path(__file__).parent / "native"
 MODULE = "maya_native"
 WHAT = "the emulated device"
-# The last: torch 2.13 is built with the newer ABI of the standard library only, compilers of some distributions default to the older.
-FLAGS = ("-O2", "-std=c++20", "-fPIC", "-w", f"-DTORCH_EXTENSION_NAME={MODULE}", "-D_GLIBCXX_USE_CXX11_ABI=1")
+# The last flag: torch 2.13 is built with the newer ABI of libstdc++, and compilers of some distributions default to the older one.
+FLAGS = ("-O2", "-std=c++20", "-fPIC", *WARNINGS, f"-DTORCH_EXTENSION_NAME={MODULE}", "-D_GLIBCXX_USE_CXX11_ABI=1")
 SUPPORTED_TORCH = ((2, 13), (2, 14))  # from, up to but not including: the native device uses torch's C++ internals
 
 
 def installed_torch() -> tuple[str, Path]:
-    """Its version, as torch itself says it, and its folder."""
+    """The version of the installed torch, as torch itself states it, and the folder of its package."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        raise MayaError("torch is not installed.", "pip install torch==2.13.0")
+        raise MayaError("torch is not installed in this environment.", "Install it with: pip install torch==2.13.0")
     folder = Path(spec.origin).parent
     return str(runpy.run_path(str(folder / "version.py"))["__version__"]), folder
 
 
 def check_torch(version: str) -> None:
-    """Refuses a torch that the native device was not written for."""
+    """Raises for a torch version that the native device was not written for."""
     number = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
     first, beyond = SUPPORTED_TORCH
     if not first <= number < beyond:
@@ -58,12 +61,9 @@ def _build_key(version: str) -> str:
 
 def _compile(folder: Path, binary: Path) -> None:
     _, root = installed_torch()
-    includes = [
-        f"-I{root}/include",
-        f"-I{root}/include/torch/csrc/api/include",
-        f"-I{sysconfig.get_paths()['include']}",
-    ]
-    compiler()  # its absence is better said before the threads start
+    headers = (root / "include", root / "include/torch/csrc/api/include", sysconfig.get_paths()["include"])
+    includes = [f"-isystem{folder}" for folder in headers]  # system headers: only our own code is checked for warnings
+    compiler()  # raises if there is none, before any thread starts
     sources = sorted(SOURCES.glob("*.cpp"), key=lambda source: -source.stat().st_size)
     objects = [folder / f"{source.stem}.o" for source in sources]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -90,7 +90,7 @@ _native: ModuleType | None = None
 
 
 def library() -> Path:
-    """The binary, compiled now if it is not in the cache."""
+    """The path of the binary, which is compiled now if it is not in the cache."""
     version, _ = installed_torch()
     check_torch(version)
     notice = "compiling the emulated device, once for this torch (about a minute) ..."
@@ -98,10 +98,10 @@ def library() -> Path:
 
 
 def native() -> ModuleType:
-    """The device, loaded once for this process."""
+    """The native module, loaded once in this process."""
     global _native
     if _native is None:
-        import torch  # noqa: F401  # its libraries
+        import torch  # noqa: F401  # loads the libraries that the binary links to
 
         _native = _load(library())
     return _native

@@ -1,4 +1,4 @@
-"""Which ATen ops have a CUDA kernel in a CUDA build of torch: read from the op table that torch itself ships."""
+"""Lists the ATen ops that have a CUDA kernel in a CUDA build of torch. The source is native_functions.yaml, which torch ships."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ import yaml
 
 from maya_core.cpp_build import cache_folder
 
-# The device takes these as one op; torch's own decomposition asks for cuDNN at compile time.
+# The device runs each of these as one op; torch's own decomposition depends on cuDNN being present when torch is compiled.
 _WHOLE = ["convolution", "convolution_backward", "convolution_overrideable", "convolution_backward_overrideable"]
 
 
 @functools.cache
 def _table() -> dict[str, dict[str, Any]]:
-    """Op name to its dispatch entries. Reading the YAML takes half a second, so what is needed of it is kept as JSON."""
+    """Maps each op to its dispatch entries. Parsing the YAML takes half a second, so the needed part is cached as JSON."""
     kept = cache_folder() / f"ops-torch{torch.__version__}.json"
     if kept.exists():
-        return json.loads(kept.read_text())
+        cached: dict[str, dict[str, Any]] = json.loads(kept.read_text())
+        return cached
     path = Path(torchgen.__file__).parent / "packaged/ATen/native/native_functions.yaml"
     functions = yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     wanted = ("dispatch", "structured_delegate", "ufunc_inner_loop")
@@ -39,7 +40,7 @@ def _table() -> dict[str, dict[str, Any]]:
 
 
 def _kernels(function: dict[str, Any]) -> dict[str, str]:
-    """Dispatch key to kernel name, keys that share a kernel taken apart."""
+    """Maps each dispatch key to its kernel; an entry such as `CPU, CUDA` becomes two."""
     return {key.strip(): kernel for keys, kernel in (function.get("dispatch") or {}).items() for key in keys.split(",")}
 
 
@@ -51,11 +52,12 @@ def _on_cuda(function: dict[str, Any]) -> bool:
 
 
 def cuda_ops() -> list[str]:
-    """Every ATen op that a CUDA build of torch runs a CUDA kernel for."""
+    """Every ATen op for which a CUDA build of torch has a CUDA kernel."""
     return [name for name, function in _table().items() if _on_cuda(function)] + _WHOLE
 
 
 def _written_once(layout: str) -> list[str]:
+    """Ops of a sparse layout that have one implementation for CPU and CUDA."""
     names = []
     for name, function in _table().items():
         kernels = _kernels(function)
@@ -65,10 +67,10 @@ def _written_once(layout: str) -> list[str]:
 
 
 def sparse_ops() -> list[str]:
-    """Sparse ops written once for CPU and CUDA: they run on the device by way of the dense ops they call."""
+    """Sparse (COO) ops with one implementation for CPU and CUDA: on the device they run through the dense ops that they call."""
     return _written_once("Sparse")
 
 
 def compressed_ops() -> list[str]:
-    """The same for compressed sparse layouts, CSR and its like."""
+    """Ops of the compressed sparse layouts (CSR, CSC, BSR, BSC) with one implementation for CPU and CUDA."""
     return _written_once("SparseCsr")

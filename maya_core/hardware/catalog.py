@@ -1,5 +1,7 @@
-"""The hardware catalog: GPUs, kinds of node, networks and prices, read from the data files beside this one and from a file
-of the user's own, and found by the names people use for them."""
+"""The hardware catalog: GPUs, kinds of node, networks and prices, found by the names that people use for them.
+
+The entries come from the TOML files in this folder and from the user's own file, which own_file.py reads.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,13 @@ __all__ = ["DEFAULT_GPU", "Catalog", "Gpu", "Network", "NodeType", "Price", "Sou
 
 DEFAULT_GPU = "h100"
 VARIABLE = "MAYA_HARDWARE"
-PLAIN_NODE = "pcie-box"  # for GPUs that no kind of node is known for
+PLAIN_NODE = "pcie-box"  # for GPUs without a known kind of node
 Found = TypeVar("Found", bound=CatalogEntry)
 
 
 @dataclass(frozen=True)
 class Catalog:
-    """All that is known of hardware, each kind by its name."""
+    """All known hardware, each kind by name."""
 
     gpus: dict[str, Gpu]
     nodes: dict[str, NodeType]
@@ -37,7 +39,7 @@ class Catalog:
 
 
 def hardware_file() -> Path | None:
-    """The user's own file: named by MAYA_HARDWARE, else $XDG_CONFIG_HOME/maya/hardware.toml if it is there."""
+    """The user's own file: the one that MAYA_HARDWARE names, otherwise $XDG_CONFIG_HOME/maya/hardware.toml if it exists."""
     if named := os.environ.get(VARIABLE):
         return Path(named).expanduser().resolve()
     config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
@@ -46,7 +48,7 @@ def hardware_file() -> Path | None:
 
 
 def use_hardware_file(path: Path | None) -> None:
-    """Makes this process, and those it starts in whatever folder, read that file; None for the usual one."""
+    """Makes this process and its children, in any folder, read this file; None selects the usual one."""
     if path is not None:
         os.environ[VARIABLE] = str(path.expanduser().resolve())
     elif (usual := hardware_file()) is not None:
@@ -54,7 +56,7 @@ def use_hardware_file(path: Path | None) -> None:
 
 
 def catalog() -> Catalog:
-    """The catalog with the user's own entries in it."""
+    """The catalog, including the user's own entries."""
     path = hardware_file()
     return _read(path, own_file.read(path) if path is not None else "")
 
@@ -69,7 +71,7 @@ def _shipped() -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=8)
 def _read(path: Path | None, text: str) -> Catalog:
-    """The catalog with the file's text in it; read again only when the text is another."""
+    """The catalog, including the entries in the file's text. It is read again only if the text has changed."""
     shipped, own = _shipped(), own_file.parse(path, text) if path is not None else {}
 
     def section(name: str, model: type[Found]) -> dict[str, Found]:
@@ -95,7 +97,7 @@ def _read(path: Path | None, text: str) -> Catalog:
 
 
 def _resolved(read: Catalog, path: Path | None) -> Catalog:
-    """The catalog with entries that name each other doing so by proper name."""
+    """Replaces aliases in references between entries by the names of the entries."""
     where = f"{own_file.shown(path)}: " if path is not None else ""
 
     def name(entries: dict[str, Found], given: str, of: str) -> str:
@@ -127,7 +129,7 @@ def _resolved(read: Catalog, path: Path | None) -> Catalog:
 
 
 def _names(entries: dict[str, Found]) -> dict[str, Found]:
-    """Entries by every name they have; an entry's own name goes before another's alias."""
+    """Entries by their names and aliases; a name takes precedence over another entry's alias."""
     by_alias = {key(alias): entry for entry in entries.values() for alias in entry.aliases}
     return by_alias | entries
 
@@ -150,23 +152,23 @@ def gpus() -> dict[str, Gpu]:
 
 
 def find_gpu(name: str) -> Gpu:
-    """The GPU of that name or alias, however it is capitalised."""
-    return _find("GPU", gpus(), name, f"Known: {', '.join(gpus())}. `maya gpus` says more of each.")
+    """The GPU with this name or alias, in any capitalization."""
+    return _find("GPU", gpus(), name, f"Known: {', '.join(gpus())}. `maya gpus` shows more about each.")
 
 
 def find_node(name: str) -> NodeType:
-    """The kind of node of that name or alias: 'hgx-h100', 'p5.48xlarge', 'Standard_ND96isr_H100_v5'."""
+    """The kind of node with this name or alias: 'hgx-h100', 'p5.48xlarge', 'Standard_ND96isr_H100_v5'."""
     return _find("node type", catalog().nodes, name, "`maya gpus --nodes` lists them.")
 
 
 def find_network(name: str) -> Network:
-    """The network of that name or alias: 'infiniband-ndr', 'ndr', 'efa-v3'."""
+    """The network with this name or alias: 'infiniband-ndr', 'ndr', 'efa-v3'."""
     networks = catalog().networks
     return _find("network", networks, name, f"Known: {', '.join(networks)}.")
 
 
 def default_node(gpu: Gpu) -> NodeType:
-    """The kind of node a GPU is taken to be in where none is named: the user's own before the catalog's."""
+    """The kind of node that is assumed for a GPU if none is named: the user's own before the catalog's."""
     nodes = sorted(catalog().nodes.values(), key=lambda node: not node.own)
     for name in (gpu.name, gpu.base):
         for node in nodes:

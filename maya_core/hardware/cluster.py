@@ -1,4 +1,4 @@
-"""A cluster of a user's words ("32 H100 in nodes of 8") as numbers that communication and cost can be priced from."""
+"""Turns a user's description of a cluster ("32 H100 in nodes of 8") into the numbers from which communication and cost are predicted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from maya_core.hardware.models import Gpu, Network, NodeType, Price, Topology, p
 
 
 class Quote(BaseModel):
-    """What something costs an hour, and by which price."""
+    """What a cluster or GPU costs in an hour, and the price that this is computed from."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -19,7 +19,7 @@ class Quote(BaseModel):
 
 
 class Cluster(BaseModel):
-    """Nodes of one kind, joined by a network. Rates are in bytes per second and in one direction."""
+    """Nodes of one kind, connected by a network. Rates are in bytes per second and in one direction."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -29,7 +29,7 @@ class Cluster(BaseModel):
     node: NodeType
     network: Network
     nic_bytes_per_s: PositiveFloat
-    price_per_gpu_hour: PositiveFloat | None = None  # the user's word; goes before all price lists
+    price_per_gpu_hour: PositiveFloat | None = None  # given by the user; takes precedence over all price lists
 
     @property
     def gpus(self) -> int:
@@ -37,12 +37,12 @@ class Cluster(BaseModel):
 
     @property
     def topology(self) -> Topology:
-        """How the GPUs of a node reach each other."""
+        """How the GPUs of a node are connected."""
         return self.node.topology
 
     @property
     def nvlink_bytes_per_s(self) -> float:
-        """Of one GPU, over all its links; 0 where the node has none."""
+        """The rate of one GPU over all its NVLinks; 0 if the node has none."""
         if self.topology == "pcie":
             return 0.0
         given = self.node.nvlink_bytes_per_s
@@ -50,23 +50,23 @@ class Cluster(BaseModel):
 
     @property
     def nvlink_domain(self) -> int:
-        """How many of the job's GPUs reach each other by NVLink; 1 where there is none."""
+        """How many of the job's GPUs are connected by NVLink; 1 if there is none."""
         spans_nodes = self.node.nvlink_domain > self.node.gpus_per_node
         return min(self.node.nvlink_domain, self.gpus if spans_nodes else self.gpus_per_node)
 
     @property
     def nvls(self) -> bool:
-        """Whether NVSwitches reduce on the way."""
+        """Whether the NVSwitches perform reductions."""
         return self.node.nvls and self.nvlink_domain > 1
 
     @property
     def nics_per_node(self) -> int:
-        """Ports that the GPUs in use have to themselves: a job on half of a node's GPUs drives half of its ports."""
+        """The network ports of the GPUs in use: a job on half of a node's GPUs uses half of its ports."""
         return max(1, self.node.nics * self.gpus_per_node // self.node.gpus_per_node)
 
     @property
     def pcie_bytes_per_s(self) -> float:
-        """Of a GPU's PCIe link, which is as fast as the slower of its ends."""
+        """The rate of a GPU's PCIe link, which is that of the slower end."""
         return min(
             pcie_bytes_per_s(self.gpu.pcie_generation, self.gpu.pcie_lanes),
             pcie_bytes_per_s(self.node.pcie_generation, self.node.pcie_lanes),
@@ -74,16 +74,16 @@ class Cluster(BaseModel):
 
     @property
     def host_bytes_per_s(self) -> float:
-        """Between a GPU and its host: PCIe, or what the GPU has instead of it (NVLink-C2C)."""
+        """The rate between a GPU and its host: PCIe, or what the GPU has instead (NVLink-C2C)."""
         over_pcie = pcie_bytes_per_s(self.gpu.pcie_generation, self.gpu.pcie_lanes)
         own = self.gpu.host_link_bytes_per_s
         return min(own, self.pcie_bytes_per_s) if own <= over_pcie else own
 
     def quotes(self, provider: str | None = None) -> list[Quote]:
-        """What the cluster costs an hour by every price that fits, the user's own first, then the cheapest.
+        """The cost of the cluster per hour by every matching price: the user's own prices first, then from the cheapest.
 
-        A cloud's node is rented whole. A plain board (hgx-h100) is priced as GPUs by the hour, and as the nodes of clouds
-        that hold at least as many of the same GPU.
+        A cloud's node is rented as a whole. A plain board (hgx-h100) is priced as GPUs by the hour, and as cloud nodes with at
+        least as many of the same GPU.
         """
         found = []
         for price in catalog().prices:
@@ -96,7 +96,7 @@ class Cluster(BaseModel):
         return sorted(found, key=lambda quote: (not quote.price.own, quote.usd_per_hour))
 
     def price_per_hour(self, provider: str | None = None) -> float | None:
-        """US dollars an hour for all of the cluster: `price_per_gpu_hour` if it was given, else the first of `quotes`."""
+        """US dollars per hour for the whole cluster: from `price_per_gpu_hour` if it is given, otherwise the first of `quotes`."""
         if self.price_per_gpu_hour is not None:
             return self.price_per_gpu_hour * self.gpus
         quotes = self.quotes(provider)
@@ -120,7 +120,7 @@ def cluster(
     network: str | None = None,
     price_per_gpu_hour: float | None = None,
 ) -> Cluster:
-    """The cluster of a GPU, or of a kind of node, with the kind's network unless another is named.
+    """The cluster with this GPU or kind of node, and with the usual network of that node unless another is named.
 
     cluster("h100", 8, nodes=4)          # HGX H100 boards on InfiniBand NDR
     cluster(node="p5.48xlarge", nodes=4)
@@ -129,7 +129,9 @@ def cluster(
     if gpu is None and node is None:
         raise MayaError("a cluster needs a GPU or a kind of node.", "Give gpu='h100' or node='hgx-h100'.")
     if nodes < 1 or (gpus_per_node is not None and gpus_per_node < 1):
-        raise MayaError(f"a cluster of {nodes} nodes with {gpus_per_node} GPUs each.", "Give numbers from 1.")
+        raise MayaError(
+            f"a cluster of {nodes} nodes with {gpus_per_node} GPUs each is not possible.", "Give numbers of at least 1."
+        )
     kind = find_node(node) if node is not None else _node_for(find_gpu(gpu or ""), gpus_per_node)
     board = find_gpu(gpu if gpu is not None else kind.gpu)
     count = kind.gpus_per_node if gpus_per_node is None else gpus_per_node
@@ -137,12 +139,12 @@ def cluster(
     if not takes_any and kind.gpu not in (board.name, board.base):
         raise MayaError(
             f"{kind.name} has {kind.gpu} GPUs, not {board.name}.",
-            "Leave one of the two out; for a node of your own see docs/hardware.md.",
+            "Give only one of the two; docs/hardware.md describes how to add a node of your own.",
         )
     if count > kind.gpus_per_node:
         raise MayaError(
             f"{kind.name} has {kind.gpus_per_node} GPUs, not {count}.",
-            "Give more nodes with fewer GPUs each; for a node of your own see docs/hardware.md.",
+            "Give more nodes with fewer GPUs each; docs/hardware.md describes how to add a node of your own.",
         )
     wire = find_network(network if network is not None else kind.network)
     rate = kind.nic_bytes_per_s if network is None and kind.nic_bytes_per_s is not None else wire.bytes_per_s
@@ -158,7 +160,7 @@ def cluster(
 
 
 def _node_for(gpu: Gpu, count: int | None) -> NodeType:
-    """The GPU's default node, or the smallest other one with its GPU that holds as many as asked for."""
+    """The GPU's default node, or the smallest other node with at least `count` of these GPUs."""
     usual = default_node(gpu)
     larger = [
         node
@@ -171,8 +173,8 @@ def _node_for(gpu: Gpu, count: int | None) -> NodeType:
 
 
 def gpu_hour_quotes(gpu: Gpu) -> list[Quote]:
-    """What one such GPU costs an hour by every price known, the user's own first, then the cheapest; a node's price counts
-    by its GPUs."""
+    """The cost of one such GPU per hour by every known price: the user's own prices first, then from the cheapest. The price of a node
+    is divided by its number of GPUs."""
     found = []
     for price in catalog().prices:
         if price.gpu == gpu.name:

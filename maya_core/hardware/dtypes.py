@@ -1,5 +1,6 @@
-"""Element types: how torch's C++ and Python name each, how many bytes an element takes, and at which of a GPU's peak rates
-its products run. Every other module reads this one table."""
+"""The table of element types: their names in torch's C++ and Python, the bytes of an element, and the peak rate of a GPU at which their
+products run. All other modules use this table.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +12,10 @@ class Dtype(NamedTuple):
 
     name: str  # torch's name in Python
     bytes: int
-    rate: str  # of a GPU's `peak_flops`
+    rate: str  # key of a GPU's `peak_flops`
 
 
-# By c10::ScalarType's name, as traces have it.
+# By the name of c10::ScalarType, which traces use.
 DTYPES = {
     "Byte": Dtype("uint8", 1, "int8"),
     "Char": Dtype("int8", 1, "int8"),
@@ -39,9 +40,9 @@ DTYPES = {
     "Float8_e8m0fnu": Dtype("float8_e8m0fnu", 1, "float8"),
     "Float4_e2m1fn_x2": Dtype("float4_e2m1fn_x2", 1, "float4"),
 }
-_OTHER = Dtype("", 1, "float32")  # quantized types and what torch adds later
+_OTHER = Dtype("", 1, "float32")  # quantized types, and types that torch adds later
 
-# Bytes of an operand, by the rate its products run at; TF32 products read float32.
+# Bytes of an operand, by the rate at which its products run; TF32 products read float32.
 RATE_BYTES = {"bfloat16": 2, "float16": 2, "tf32": 4, "float32": 4, "float64": 8, "float8": 1, "float4": 1, "int8": 1}
 RATES = tuple(RATE_BYTES)
 
@@ -50,7 +51,7 @@ FLOATS = ("Float", "Double", *HALVES)
 
 
 def dtype(name: str) -> Dtype:
-    """The element type of that name in C++."""
+    """The element type with this name in C++."""
     return DTYPES.get(name, _OTHER)
 
 

@@ -1,5 +1,7 @@
-"""What the host spends on calls, launches and waits: the same on every machine, so that a program's predicted time does not hang on where
-Maya runs. By phase and by kind of event, named as `trace/schema.py` names them."""
+"""The host's time for calls, launches and waits. It is the same on every machine, so that a prediction does not depend on where Maya runs.
+
+Keys are the names of the phases and event kinds in trace/schema.py.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +19,19 @@ class Host(enum.StrEnum):
 
 # Back-to-back launches from one thread: 2.4 us (H200 host), 2.6 (A100 host), gpu-benches.
 LAUNCH_S = 2.5 * US
-# Between the end of a kernel and the start of the next that was queued behind it: 0.8 us (V100), 1.2 (A100) in profiles of training (HTA).
+# Between the end of a kernel and the start of the next one in the queue: 0.8 us (V100), 1.2 us (A100) in profiles of training (HTA).
 KERNEL_GAP_S = 1.0 * US
-# From dispatch to launch. Short kernels of those profiles start 5-8 us after one another where the host is behind (backward,
-# optimizer); a forward op has Python and the making of autograd's nodes on top.
+# From dispatch to launch. Where the host limits those profiles (backward, optimizer), short kernels start 5-8 us apart; a forward op
+# also runs Python and creates autograd nodes.
 DISPATCH_S = {
     "FORWARD": 7 * US,
     "BACKWARD": 4 * US,
     "RECOMPUTE": 7 * US,
     "OPTIMIZER": 5 * US,
 }
-# From generated code to the launch of a Triton kernel: no dispatcher and no autograd. By judgement.
+# From generated code to the launch of a Triton kernel, without dispatcher and autograd. Estimated, not measured.
 TRITON_S = 2 * US
-# By judgement, not measurement: the work object, events and stream switches around a collective; a driver call; waking up.
+# Estimated, not measured: the work object, events and stream switches of a collective; a driver call; the wake-up after a wait.
 CALL_S = {
     "COLLECTIVE": 30 * US,
     "GROUP_END": 30 * US,  # the group's launch
@@ -40,6 +42,6 @@ CALL_S = {
     "DEVICE_SYNC": 5 * US,
     "GRAPH_LAUNCH": 8 * US,
 }
-# What an optimizer on the host gets through in a second, all ranks of a node together: 28 bytes a parameter (Adam's four numbers read,
-# three written) in 0.25 ns, 1 to 10 billion parameters on a DGX-2 (CPU-Adam latencies of the ZeRO-Offload paper, arXiv 2101.06840).
+# Bytes per second of an optimizer on the host, for all ranks of a node together: 28 bytes per parameter (Adam reads four numbers and
+# writes three) in 0.25 ns, for 1 to 10 billion parameters on a DGX-2 (CPU-Adam latencies of the ZeRO-Offload paper, arXiv 2101.06840).
 NODE_BYTES_PER_S = 28 / 0.25e-9

@@ -1,6 +1,6 @@
-"""What the hardware catalog holds: GPUs, kinds of node, networks, prices, and the sources of every number.
+"""The models of the hardware catalog: GPUs, kinds of node, networks, prices, and the sources of every number.
 
-The models say what an entry must look like; `catalog` reads the entries, `cluster` puts them together.
+They define what an entry must contain; `catalog` reads the entries, and `cluster` combines them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from maya_core.hardware.units import Flops, Rate, RateOrNone, Seconds, Size
 Architecture = Literal["volta", "turing", "ampere", "ada", "hopper", "blackwell"]
 Topology = Literal["nvswitch", "mesh", "pairs", "pcie"]
 
-# Fields that share a source, by the name the group has in `sources`.
+# Groups of fields that share a source, by the group's name in `sources`.
 GPU_FIELDS = {
     "peaks": ("peak_flops",),
     "memory_size": ("memory_bytes",),
@@ -36,13 +36,13 @@ NODE_FIELDS = {
 }
 NETWORK_FIELDS = {"rate": ("bytes_per_s", "rdma"), "latency": ("latency_s",), "efficiency": ("efficiency",)}
 
-# One lane in one direction, after line coding: 8b/10b before generation 3, 128b/130b from there, FLIT with generation 6.
+# One lane in one direction, after line coding: 8b/10b before generation 3, 128b/130b from generation 3, FLIT in generation 6.
 _PCIE_LANE = {1: 0.25e9, 2: 0.5e9, 3: 0.9846e9, 4: 1.9692e9, 5: 3.9385e9, 6: 7.5625e9}
 PcieGeneration = Annotated[int, Field(ge=1, le=6)]
 
 
 def pcie_bytes_per_s(generation: int, lanes: int) -> float:
-    """What a PCIe link carries in one direction."""
+    """The rate of a PCIe link in one direction."""
     return _PCIE_LANE[generation] * lanes
 
 
@@ -54,7 +54,7 @@ SourceIds = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
 
 
 class Source(BaseModel):
-    """Where numbers come from."""
+    """A source of numbers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -65,14 +65,14 @@ class Source(BaseModel):
 
 
 class CatalogEntry(BaseModel):
-    """What GPUs, nodes and networks have in common."""
+    """The fields that GPUs, nodes and networks have in common."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     aliases: tuple[str, ...] = ()
-    sources: dict[str, SourceIds] = {}  # by group of fields; empty for the user's own
-    base: str | None = None  # the entry of the catalog that the user derived it from
+    sources: dict[str, SourceIds] = {}  # by group of fields; empty for the user's own entries
+    base: str | None = None  # the catalog's entry from which the user derived it
     own: tuple[str, ...] = ()  # fields that come from the user's file
 
 
@@ -94,15 +94,15 @@ class Gpu(CatalogEntry):
     base_clock_mhz: PositiveFloat | None = None  # None: not published
     max_threads_per_sm: PositiveInt
     shared_memory_per_block_bytes: Size
-    peak_flops: dict[str, Flops]  # dense, by one of RATES; a dtype the chip has no arithmetic for is not there
+    peak_flops: dict[str, Flops]  # dense, by one of RATES; a dtype that the chip does not compute with is missing
     tdp_w: PositiveFloat
     power_limit_w: PositiveFloat
     pcie_generation: PcieGeneration
     pcie_lanes: PositiveInt = 16
-    host_link_bytes_per_s: Rate  # one direction; PCIe where nothing else is given
+    host_link_bytes_per_s: Rate  # one direction; PCIe if nothing else is given
     nvlink_generation: int = Field(0, ge=0)  # 0: the GPU has none
     nvlink_links: int = Field(0, ge=0)
-    nvlink_bytes_per_s: RateOrNone = 0.0  # of the GPU, over all links, one direction
+    nvlink_bytes_per_s: RateOrNone = 0.0  # over all links, one direction
     copy_engines: PositiveInt
 
     @model_validator(mode="before")
@@ -130,13 +130,13 @@ class Gpu(CatalogEntry):
 
     @property
     def training_peak(self) -> float:
-        """The dense peak of the 16-bit type that training takes on this GPU."""
+        """The dense peak of the 16-bit type that training uses on this GPU."""
         peaks = self.peak_flops
         return peaks.get("bfloat16") or peaks.get("float16") or peaks["float32"]
 
 
 class Network(CatalogEntry):
-    """One kind of port between nodes, and what NCCL makes of it."""
+    """One kind of network port between nodes, and how well NCCL uses it."""
 
     description: str = ""
     bytes_per_s: Rate
@@ -150,16 +150,16 @@ class NodeType(CatalogEntry):
 
     description: str = ""
     provider: str | None = None  # the cloud that offers it
-    default: bool = False  # taken for its GPU where no node is named
+    default: bool = False  # used for its GPU if no node is named
     gpu: str
     gpus_per_node: PositiveInt
     topology: Topology
     nvlink_domain: PositiveInt
     nvls: bool = False
-    nvlink_bytes_per_s: RateOrNone | None = None  # None: what the GPU has
+    nvlink_bytes_per_s: RateOrNone | None = None  # None: that of the GPU
     network: str
     nics: PositiveInt
-    nic_bytes_per_s: Rate | None = None  # None: what the network has
+    nic_bytes_per_s: Rate | None = None  # None: that of the network
     vcpus: PositiveInt
     ram_bytes: Size
     pcie_generation: PcieGeneration
@@ -167,7 +167,7 @@ class NodeType(CatalogEntry):
 
 
 class Price(BaseModel):
-    """What a node or a GPU costs an hour, at a provider, in a region, at a date."""
+    """The price of a node or a GPU per hour, at a provider, in a region, on a date."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -177,12 +177,12 @@ class Price(BaseModel):
     region: str = ""
     usd_per_hour: PositiveFloat
     date: str = ""
-    source: str = ""  # empty: the user's own
+    source: str = ""  # empty: the user's own price
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:
         if (self.node is None) == (self.gpu is None):
-            raise ValueError("a price is of a `node` or of a `gpu`: give one of them")
+            raise ValueError("a price is for a `node` or for a `gpu`: give one of them")
         return self
 
     @property

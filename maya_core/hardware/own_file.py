@@ -1,6 +1,6 @@
-"""The user's own hardware file: entries that are added to the catalog, or change it.
+"""Reads the user's own hardware file, whose entries are added to the catalog or change it.
 
-    [gpus.my-h100]            # a new GPU, like the H100 but for ...
+    [gpus.my-h100]            # a new GPU, like the H100 except for ...
     base = "h100"
     power_limit_w = 500
 
@@ -12,7 +12,7 @@
     provider = "ours"
     usd_per_hour = 1.95
 
-What is wrong in it is said with file, entry and field.
+Error messages name the file, the entry and the field.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from pydantic_core import ErrorDetails
 from maya_core.errors import MayaError
 
 SECTIONS = ("gpus", "nodes", "networks", "prices")
-Table = dict[str, dict[str, Any]]  # entries of a section by name, as TOML has them
+Table = dict[str, dict[str, Any]]  # entries of a section by name, as read from TOML
 Model = TypeVar("Model", bound=BaseModel)
 
 
 def key(name: str) -> str:
-    """A name as the catalog has it, however the user writes it."""
+    """Normalizes a name to the catalog's spelling."""
     return name.strip().lower().replace("_", "-").replace(" ", "-")
 
 
 def shown(path: Path) -> str:
-    """The file as the user would name it."""
+    """The path as the user would write it."""
     for root, prefix in ((Path.cwd(), ""), (Path.home(), "~/")):
         if path.is_relative_to(root):
             return prefix + str(path.relative_to(root))
@@ -47,19 +47,22 @@ def shown(path: Path) -> str:
 
 
 def read(path: Path) -> str:
-    """What the file says, not yet understood."""
+    """The text of the file."""
     try:
         return path.read_text()
     except FileNotFoundError:
         raise MayaError(
-            f"the hardware file {shown(path)} is not there.", "It is named by --hardware or by MAYA_HARDWARE."
+            f"the hardware file {shown(path)} does not exist.", "Correct --hardware or MAYA_HARDWARE, which names it."
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise MayaError(f"the hardware file {shown(path)} cannot be read: {error}.") from None
+        raise MayaError(
+            f"the hardware file {shown(path)} cannot be read: {error}.",
+            "Correct --hardware or MAYA_HARDWARE, which names it.",
+        ) from None
 
 
 def parse(path: Path, text: str) -> dict[str, Any]:
-    """The file's sections, of the right form but with entries not yet checked."""
+    """The sections of the file. Their form is checked, but not yet their entries."""
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -82,21 +85,21 @@ def parse(path: Path, text: str) -> dict[str, Any]:
 
 
 def merge(path: Path, section: str, shipped: Table, own: Table) -> Table:
-    """The section with the user's entries in it. Each of those is complete again, and says which fields are the user's."""
+    """The section with the user's entries. Each of them is completed from its base, and lists the fields that come from the user."""
     written = {key(name): entry for name, entry in own.items()}
     other_names = {alias: name for name, entry in shipped.items() for alias in entry.get("aliases", ())}
     merged: Table = dict(shipped)
 
-    def complete(name: str, asked_by: tuple[str, ...]) -> dict[str, Any]:
+    def complete(name: str, derived: tuple[str, ...]) -> dict[str, Any]:
         where = f"{shown(path)}: {section}.{name}"
-        if name in asked_by:
-            raise MayaError(f"{where}: derives from itself: {' -> '.join((*asked_by, name))}.")
+        if name in derived:
+            raise MayaError(f"{where}: derives from itself: {' -> '.join((*derived, name))}.")
         if name not in written:
             return shipped[name]
         if name in other_names:
             raise MayaError(
                 f"{where}: '{name}' is another name of '{other_names[name]}'.",
-                f"Write [{section}.{other_names[name]}] to change that entry, or take another name.",
+                f"Write [{section}.{other_names[name]}] to change that entry, or choose another name.",
             )
         entry = {field: value for field, value in written[name].items() if field != "base"}
         base, inherited = written[name].get("base"), dict(shipped.get(name, {}))
@@ -106,8 +109,8 @@ def merge(path: Path, section: str, shipped: Table, own: Table) -> Table:
             base = other_names.get(key(base), key(base))
             if base not in shipped and base not in written:
                 _refuse(f"{where}: base = '{base}' is not known.", base, (*shipped, *written), "")
-            inherited = complete(base, (*asked_by, name)) if base != name else inherited
-            # another entry, so not its other names, nor the place it has by default
+            inherited = complete(base, (*derived, name)) if base != name else inherited
+            # It is another entry, so it does not inherit the aliases, nor being a default.
             inherited = {field: value for field, value in inherited.items() if field not in ("aliases", "default")}
         if isinstance(entry.get("peak_flops"), dict):
             entry["peak_flops"] = {**inherited.get("peak_flops", {}), **entry["peak_flops"]}
@@ -121,7 +124,7 @@ def merge(path: Path, section: str, shipped: Table, own: Table) -> Table:
 
 
 def validate(path: Path | None, where: str, model: type[Model], entry: Mapping[str, Any]) -> Model:
-    """The entry as its model, or an error in the user's words. `path` is None for what Maya ships."""
+    """The entry as its model; raises an error in the user's terms. `path` is None for the files that Maya ships."""
     try:
         return model(**entry)
     except ValidationError as error:
@@ -142,7 +145,7 @@ def _explain(where: str, model: type[BaseModel], errors: list[ErrorDetails]) -> 
     derive = "base" in model.model_fields
     raise MayaError(
         f"{where}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing.",
-        'Give what is missing, or derive from an entry of the catalog: base = "NAME".' if derive else "",
+        'Add what is missing, or derive the entry from one of the catalog: base = "NAME".' if derive else "",
     )
 
 
@@ -150,7 +153,7 @@ _EXPECTED = {"int": "a whole number", "float": "a number", "bool": "true or fals
 
 
 def _sentence(error: ErrorDetails) -> str:
-    """What is wrong with a field, and what it must be."""
+    """Says what is wrong with a field, and what it must be."""
     field = ".".join(str(part) for part in error["loc"] if part != "[key]")
     context, value = error.get("ctx", {}), error["input"]
     value = f"'{value}'" if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""What decides which kernels a call launches besides the call itself: the GPU, and the libraries that run on it."""
+"""The platform of a call: the GPU and its libraries, which decide with the call itself which kernels are launched."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from maya_core.hardware.models import Gpu
 
 @dataclass(frozen=True)
 class Platform:
-    """A GPU with the software of its day: torch 2.13, CUDA 13 and the cuDNN that torch ships with."""
+    """A GPU with torch 2.13, CUDA 13 and the cuDNN that torch ships with."""
 
     gpu: Gpu
 

@@ -1,4 +1,4 @@
-"""The catalog as `maya gpus` shows it: tables for people, JSON for machines."""
+"""The output of `maya gpus`: the catalog as tables for people and as JSON for machines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from maya_core.hardware.catalog import Gpu, NodeType, catalog
 from maya_core.hardware.cluster import Quote, gpu_hour_quotes
 from maya_core.hardware.models import GPU_FIELDS, CatalogEntry
 
-WIDE, WIDEST = 120, 150  # columns from which tables show more of what they have, and all of it
+WIDE, WIDEST = 120, 150  # terminal widths from which tables show more, and everything
 
 
 def size(value: float) -> str:
@@ -28,7 +28,7 @@ def rate(value: float) -> str:
 
 
 def gpu_table(width: int) -> Table:
-    """Every GPU, a line each; units move into the headings where room is short."""
+    """A table with a line for each GPU. In narrow terminals, units move into the headings."""
     wide = width >= WIDE
     table = _table()
     table.add_column("GPU", no_wrap=True)
@@ -66,7 +66,7 @@ def gpu_table(width: int) -> Table:
 
 
 def node_table(width: int, gpu: str | None = None) -> Table:
-    """Every kind of node, or those with a GPU, a line each."""
+    """A table with a line for each kind of node, or for those with the given GPU."""
     wide = width >= WIDEST
     table = _table()
     for heading in ("node", "GPUs", "inside", "network" if wide else "Gb/s"):
@@ -90,7 +90,7 @@ def node_table(width: int, gpu: str | None = None) -> Table:
 
 
 def network_table() -> Table:
-    """Every network, a line each."""
+    """A table with a line for each network."""
     table = _table()
     table.add_column("network", no_wrap=True)
     table.add_column("")
@@ -113,7 +113,7 @@ def network_table() -> Table:
 
 
 def gpu_page(gpu: Gpu, width: int) -> Group:
-    """All that is known of one GPU, with where it comes from, the nodes that have it and what it costs."""
+    """All that is known about one GPU, with sources, the nodes that have it and its prices."""
     facts = _table()
     facts.show_header = False
     facts.add_column(style="bold", no_wrap=True)
@@ -141,7 +141,7 @@ def gpu_page(gpu: Gpu, width: int) -> Group:
 
 
 def _facts(gpu: Gpu) -> list[tuple[str, str, str]]:
-    """Label, group of fields, text."""
+    """Rows of a GPU's page: label, group of fields, text."""
     peaks = ", ".join(f"{dtype} {value / 1e12:g}" for dtype, value in gpu.peak_flops.items())
     clocks = f"{gpu.boost_clock_mhz:g} MHz boost" + (f", {gpu.base_clock_mhz:g} base" if gpu.base_clock_mhz else "")
     nvlink = (
@@ -173,7 +173,7 @@ def _facts(gpu: Gpu) -> list[tuple[str, str, str]]:
 
 
 def as_json(what: str, gpu: Gpu | None = None) -> dict[str, Any]:
-    """The catalog, or one GPU of it with its nodes and prices, as plain data; units are in the names."""
+    """The catalog, or one GPU with its nodes and prices, as plain data. Units are in the names."""
     known = catalog()
     if what == "nodes":
         return {name: node.model_dump() for name, node in known.nodes.items()}

@@ -1,4 +1,4 @@
-"""Quantities as people write them ("80GiB", "400Gb/s", "5us") turned into the plain numbers the models hold."""
+"""Reads quantities as people write them ("80GiB", "400Gb/s", "5us") and turns them into plain numbers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _reader(units: dict[str, float], expected: str) -> Callable[[object], object
 
 
 def _whole(value: object) -> object:
-    """A size in bytes is whole: what is left of a fraction ("79.18GiB") is dropped."""
+    """Drops the fraction of a byte, because a size ("79.18GiB") is a whole number of bytes."""
     return int(value) if isinstance(value, float) else value
 
 
@@ -60,7 +60,7 @@ read_count = _reader(_COUNTS, "a number, or like '200k', '1.5M' or '1e12'")
 
 
 def read_share(value: object) -> object:
-    """A bare number from 1 on is most likely meant in per cent, and would be a hundred times that."""
+    """Reads a share. A plain number from 1 on is rejected, because it is most likely meant as a percentage."""
     share = _SHARE(value)
     if isinstance(share, int | float) and share >= 1 and not (isinstance(value, str) and "%" in value):
         raise ValueError(f"must be a share, like '3%' or 0.03; {value} would be {share:.0%}")

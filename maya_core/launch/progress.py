@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 def show_progress(limit: int | None) -> Callable[[int], None] | None:
-    """For a process that emulates alone: a callback for each step done, or None where nobody would see it."""
+    """For a process that is emulated alone: a callback for each finished step, or None if there is no terminal."""
     if not sys.stderr.isatty():
         return None
     started = time.monotonic()
@@ -28,7 +28,7 @@ def show_progress(limit: int | None) -> Callable[[int], None] | None:
 
 
 class JobProgress:
-    """For the ranks of a job: a bar over the steps of all ranks met so far."""
+    """For the ranks of a job: a bar over the steps of all ranks that have started so far."""
 
     def __init__(self, steps: int | None) -> None:
         self._steps = steps
@@ -43,7 +43,7 @@ class JobProgress:
             self._bar.stop()
 
     def step(self, rank: int, step: int) -> None:
-        """That rank has done so many steps; 0 when it begins."""
+        """That rank has finished this many steps; 0 when it begins."""
         self._done[rank] = step
         if not sys.stderr.isatty():
             return

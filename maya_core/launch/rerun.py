@@ -1,5 +1,5 @@
-"""Ranks of a program that started as one process and turns out to be a job: each runs the same command again, as the frameworks
-that start their own processes do."""
+"""Further ranks of a program that started as one process and turned out to be a job. Each runs the same command again, as frameworks do that
+start their own processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from maya_core.launch.world import World
 
 
 def program_again() -> list[str] | None:
-    """The command that runs this program once more; None for a notebook or a prompt, which cannot be."""
+    """The command that runs this program again; None for a notebook or a prompt, which have none."""
     main = sys.modules.get("__main__")
     if getattr(main, "__file__", None) is None or "ipykernel" in sys.modules:
         return None
@@ -21,21 +21,21 @@ def program_again() -> list[str] | None:
 
 
 class OtherRanks:
-    """Ranks other than this process, started when they are needed, in the background."""
+    """The ranks other than this process. They are started in the background, when they are needed."""
 
     def __init__(self, link: Link, settings: ProcessSettings, world: World, command: list[str]) -> None:
         self._link = link
         self._settings = settings
         self._world = world
         self._command = command
-        self._last = threading.Event()  # rank 0 is done, and needs nobody new
+        self._last = threading.Event()  # rank 0 has ended, and needs no further ranks
         self._failure: BaseException | None = None
         self.exit_code = 0
         self._thread = threading.Thread(target=self._run, name="maya-ranks", daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
-        """Until all are done. Raises what kept them from being."""
+        """Waits until all have ended. Raises the error that prevented it."""
         self._last.set()
         self._thread.join()
         if self._failure is not None:
@@ -44,7 +44,7 @@ class OtherRanks:
     def _run(self) -> None:
         try:
             self.exit_code = run_ranks(self._link, self._world.size, self._start, self._last.is_set)
-        except BaseException as error:  # told by `wait`, in the thread that can do something about it
+        except BaseException as error:  # `wait` raises it in the thread that can handle it
             self._failure = error
 
     def _start(self, rank: int) -> RankProcess:

@@ -27,11 +27,13 @@ def parse(command: list[str]) -> Namespace | None:
     if name in ("torchrun", "torch.distributed.run"):
         from torch.distributed.run import parse_args
 
-        return parse_args(arguments)
+        found: Namespace = parse_args(arguments)  # type: ignore[no-untyped-call]
+        return found
     if name == "torch.distributed.launch":
         from torch.distributed.launch import parse_args as parse_launch_args
 
-        return parse_launch_args(arguments)
+        launched: Namespace = parse_launch_args(arguments)  # type: ignore[no-untyped-call]
+        return launched
     return None
 
 

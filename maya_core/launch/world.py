@@ -1,4 +1,4 @@
-"""The shape of a job: nodes, one rank per GPU, and what a launcher tells each of them."""
+"""The shape of a job: its nodes, one rank per GPU, and the environment that a launcher gives each rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class World:
-    """Nodes of equally many ranks, numbered node by node."""
+    """Nodes with the same number of ranks each. Ranks are numbered node by node."""
 
     nodes: int
     ranks_per_node: int
@@ -18,7 +18,7 @@ class World:
         return self.nodes * self.ranks_per_node
 
     def environment(self, rank: int, address: str = "127.0.0.1", port: int = 29500) -> dict[str, str]:
-        """What torchrun's agent sets for a worker."""
+        """The variables that torchrun's agent sets for a worker."""
         node, local = divmod(rank, self.ranks_per_node)
         environment = {
             "RANK": rank,

@@ -1,8 +1,8 @@
-"""What each op does on a GPU, one family of ops a file: what comes out where torch's Meta kernel cannot say, what becomes of known values,
-which kernels it launches, its temporaries in order, its floating-point operations.
+"""What each op does on a GPU, with one file for each family of ops: its results where torch's Meta kernel cannot describe them, what happens
+to known values, the kernels that it launches, its temporaries in order, and its floating-point operations.
 
-Figures are those of torch 2.13's CUDA kernels; each file names the ATen sources it follows. An op of your own is described the same
-way, in your program: docs/extending.md has an example.
+Figures are those of torch 2.13's CUDA kernels; each file names the ATen sources that it follows. A program can describe ops of its own in the
+same way: docs/extending.md has an example.
 """
 
 from maya_core.hardware.platform import Platform

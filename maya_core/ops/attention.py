@@ -1,8 +1,8 @@
-"""Fused attention: flash, memory-efficient and cuDNN kernels, with the buffers their backward passes need.
+"""Fused attention: flash, memory-efficient and cuDNN kernels, with the buffers that their backward passes need.
 
-Follows ATen/native/transformers/cuda: flash_attn/flash_api.cpp, attention_backward.cu, mem_eff_attention. A backward pass is several
-kernels that were only ever measured together: the main one stands for all, the others are included in it. Copies of inputs and sums
-over shared heads are ATen's own and priced apart.
+Follows ATen/native/transformers/cuda: flash_attn/flash_api.cpp, attention_backward.cu, mem_eff_attention. A backward pass consists of several
+kernels that were only measured together, so the main one has the duration of all and the others are included in it. Copies of inputs and sums
+over shared heads are kernels of ATen and priced separately.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _round_up(n: int, multiple: int) -> int:
 
 
 def _by_head(call: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value as (batch, heads, tokens, head)."""
+    """Query, key and value with the dimensions (batch, heads, tokens, head)."""
     given = call["query"], call["key"], call["value"]
     if call.name not in BY_TOKEN:
         return given
@@ -39,7 +39,7 @@ def _by_head(call: Call) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _one_sequence(tokens: Tensor) -> Tensor:
-    """Tokens of all sequences in one row (tokens, heads, head) as one sequence."""
+    """Packed sequences, (tokens, heads, head), seen as one sequence."""
     count, heads, head = tokens.sizes
     return Tensor(tokens.dtype, (1, heads, count, head), (count * heads * head, head, heads * head, 1), tokens.device)
 
@@ -51,7 +51,7 @@ def _kernel(call: Call, backend: str, direction: str) -> Attention:
     window = call.get("window_size_left")
     causal = bool(call.get("is_causal", False)) or bool(call.get("custom_mask_type", 0))
     sequences: float = 1
-    if call.get("cum_seq_q") is not None and call.get("max_q") and call.name in BY_TOKEN:  # one after the other
+    if call.get("cum_seq_q") is not None and call.get("max_q") and call.name in BY_TOKEN:  # packed sequences
         sequences = max(1, call["cum_seq_q"].numel - 1)
         batch = int(sequences)
     return Attention(
@@ -61,7 +61,7 @@ def _kernel(call: Call, backend: str, direction: str) -> Attention:
 
 
 def _products(call: Call) -> int:
-    """Operations of one product of queries and keys, for each dimension of a head. Every query counts against every key."""
+    """The operations of one product of queries and keys, for each dimension of a head. Every query counts with every key."""
     query, key, _ = _by_head(call)
     batch, heads, queries, _ = query.sizes
     return 2 * batch * heads * queries * key.sizes[2]
@@ -73,14 +73,14 @@ def forward_flops(call: Call) -> int:
 
 
 def backward_flops(call: Call) -> int:
-    """Scores again, then gradients of scores, value, query and key."""
+    """Recomputes the scores, then computes the gradients of scores, value, query and key."""
     answer: int = _products(call) * (3 * call["query"].sizes[-1] + 2 * call["value"].sizes[-1])
     return answer
 
 
 # ---- flash ----
 def _splits(batch: int, heads: int, queries: int, keys: int, head: int, sms: int) -> int:
-    """flash_api.cpp's num_splits_heuristic: how many ways few queries share many keys."""
+    """flash_api.cpp's num_splits_heuristic: into how many parts the keys are split if there are few queries."""
     block_n = 256 if head <= 64 else 128 if head <= 128 else 64
     key_blocks = -(-keys // block_n)
     work = batch * heads * -(-queries // 64)
@@ -104,7 +104,7 @@ def flash_forward(call: Call, platform: Platform) -> Work:
     work = Work().out(0, 1).launch(_kernel(call, "flash", "forward"))
     if call.get("dropout_p", 0.0) > 0:
         work.out(*range(2, len(call.results)))
-        work.temporary(16)  # seed and offset as the kernel wrote them
+        work.temporary(16)  # seed and offset, which the kernel writes
     elif (splits := _splits(batch, heads, queries, key.sizes[2], head, platform.sms)) > 1:
         sums = work.temporary(splits * batch * heads * queries * 4)
         outputs = work.temporary(splits * batch * heads * queries * _round_up(head, 32) * 4)
@@ -125,13 +125,16 @@ def flash_backward(call: Call, platform: Platform) -> Work:
     kv_heads, keys = key.sizes[1], key.sizes[2]
     rounded = _round_up(queries, 128)
     work = Work()
-    for tensor in (call["grad_out"], call["out"]):  # wanted contiguous by token; the output lies as the query did
+    for tensor in (
+        call["grad_out"],
+        call["out"],
+    ):  # must be contiguous by token; the output has the layout of the query
         work.contiguous(tensor.permuted(0, 2, 1, 3))
     work.out(0, 1, 2)
     work.temporary(batch * heads * rounded * 4)
     work.temporary(batch * rounded * heads * (_round_up(head, 32) if head <= 192 else 256) * 4)
     work.launch(INCLUDED, _kernel(call, "flash", "backward"), INCLUDED)
-    if kv_heads != heads:  # dk and dv per query head, summed over the heads that share them
+    if kv_heads != heads:  # dk and dv are computed per query head, and summed over the heads that share them
         for _ in range(2):
             work.temporary(batch * keys * heads * head * key.itemsize)
         shape = (batch, keys, kv_heads, heads // kv_heads, head)
@@ -152,7 +155,7 @@ def efficient_forward(call: Call, platform: Platform) -> Work:
     work = Work().out(0, 1).launch(_kernel(call, "efficient", "forward"))
     if query.dtype in HALVES and value.sizes[-1] > 128:  # the output is accumulated in float, too large for registers
         work.free(work.temporary(query.numel // query.sizes[-1] * value.sizes[-1] * 4))
-    return work.host_out(2, 3)  # the random state is the host's
+    return work.host_out(2, 3)  # the random state is in host memory
 
 
 @op("aten::_efficient_attention_forward", flops=forward_flops)
@@ -161,22 +164,22 @@ def efficient_forward_by_token(call: Call, platform: Platform) -> Work:
 
 
 class Tiles(NamedTuple):
-    """How the backward kernel cuts a problem: queries and keys of a block, columns of dq it accumulates at once."""
+    """The tiles of the backward kernel: queries and keys of a block, and the columns of dq that it accumulates at once."""
 
     queries: int
     keys: int
     columns: int
 
 
-# mem_eff_attention/kernels/cutlassB.h: a kernel's tiles by the heads it takes, for halves and for float
+# mem_eff_attention/kernels/cutlassB.h: the tiles of a kernel by its largest head, for halves and for float.
 SMALL_HEAD = Tiles(64, 64, 64)
 HALF_128 = Tiles(128, 128, 128)
 LARGE_HEAD = Tiles(128, 64, 64)
-MOST_KEY_BLOCKS = 200  # where each block needs memory of its own, keys are not split over more than this many
+MOST_KEY_BLOCKS = 200  # the limit for splitting keys where each block needs its own memory
 
 
 def _accumulates_keys(query: Tensor) -> bool:
-    """Whether dk and dv, too large for registers, are accumulated in memory: in float, beside outputs of half the size."""
+    """Whether dk and dv are too large for registers and are accumulated in memory, in float, beside the half-precision outputs."""
     return query.dtype in HALVES and query.sizes[-1] > 128
 
 
@@ -184,12 +187,14 @@ def _efficient_tiles(query: Tensor, head: int, capability: int) -> Tiles:
     if head <= 64:
         return SMALL_HEAD
     if query.dtype in HALVES and head <= 128:
-        return HALF_128 if capability in (80, 90, 100) else Tiles(64, 64, 128)  # the large one wants more shared memory
+        return (
+            HALF_128 if capability in (80, 90, 100) else Tiles(64, 64, 128)
+        )  # the large tiles need more shared memory
     return LARGE_HEAD
 
 
 def _efficient_workspace(query: Tensor, tiles: Tiles, splits: int) -> int:
-    """Gradients that do not fit in registers: dq always, dk and dv of halves with large heads, in float."""
+    """Bytes for gradients that do not fit in registers, in float: always dq, and dk and dv of halves with large heads."""
     batch, heads, queries, head = query.sizes
     dq_tiles = -(-queries // tiles.queries) * -(-head // tiles.columns)
     each = dq_tiles * (tiles.queries * tiles.columns * 4 + 16)  # and a lock for each
@@ -199,7 +204,7 @@ def _efficient_workspace(query: Tensor, tiles: Tiles, splits: int) -> int:
 
 
 def _sum_of_products(work: Work, call: Call, platform: Platform) -> int:
-    """sum(grad * out), which the float kernel is given: multiplied, summed and turned to lie by head."""
+    """Computes sum(grad * out), an input of the float kernel: a product, a sum, and a copy to the layout by head."""
     grad = call["grad_out_"]
     batch, heads, queries, _ = call["query"].sizes
     shape = (batch, queries, heads, call["value"].sizes[-1])
@@ -222,7 +227,7 @@ def efficient_backward(call: Call, platform: Platform) -> Work:
     work = Work()
     work.contiguous(grad.permuted(0, 2, 1, 3))
     work.out(0, 1, 2)
-    if len(call.results) > 3:  # the bias gradient has its rows padded to 16
+    if len(call.results) > 3:  # rows of the bias gradient are padded to 16
         bias = call.results[3]
         work.storage(bias.numel // bias.sizes[-1] * _round_up(bias.sizes[-1], 16) * bias.itemsize).out(3)
     if query.dtype in HALVES:
@@ -234,7 +239,7 @@ def efficient_backward(call: Call, platform: Platform) -> Work:
     if _accumulates_keys(query):
         splits = max(1, min(splits, MOST_KEY_BLOCKS // (batch * heads)))
     work.temporary(_efficient_workspace(query, tiles, splits))
-    if splits > 1:  # zeroed, as blocks add to it
+    if splits > 1:  # zeroed, because blocks add to it
         work.launch(Streaming("fill", 0, 4 * query.numel, query.numel))
     return work.launch(_kernel(call, "efficient", "backward")).free(delta)
 
@@ -255,7 +260,7 @@ def cudnn_backward(call: Call, platform: Platform) -> Work:
     query = call["query"]
     batch, heads, queries, head = query.sizes
     work = Work().out(0, 1, 2).launch(INCLUDED, _kernel(call, "cudnn", "backward"), INCLUDED)
-    # cuDNN's plan keeps sum(do * o) and dq in float; its own workspace, not published, is at least that
+    # cuDNN's plan keeps sum(do * o) and dq in float. Its workspace is not published, but at least that large.
     work.temporary(batch * heads * queries * 4 + batch * heads * queries * head * 4)
     return work
 
@@ -273,7 +278,7 @@ values(
 )  # fmt: skip
 
 
-# ---- what comes out ----
+# ---- results ----
 @describe("aten::_transform_bias_rescale_qkv")
 def transform_bias_rescale_qkv(qkv: torch.Tensor, qkv_bias: torch.Tensor, num_heads: int) -> tuple[torch.Tensor, ...]:
     batch, length, width = qkv.shape
@@ -283,5 +288,5 @@ def transform_bias_rescale_qkv(qkv: torch.Tensor, qkv_bias: torch.Tensor, num_he
 
 @rule("aten::_nested_tensor_from_mask_left_aligned")
 def nested_tensor_from_mask_left_aligned(rules: Rules, tensor: torch.Tensor, mask: torch.Tensor) -> bool:
-    """Asked by TransformerEncoder in eval mode. No: it then computes with the padding, which takes more time, not less."""
+    """Called by TransformerEncoder in eval mode. False makes it compute with the padding, which takes more time, not less."""
     return False

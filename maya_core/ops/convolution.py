@@ -1,10 +1,10 @@
-"""Convolutions: cuDNN's kernels, ATen's around them, and the layout they give their results.
+"""Convolutions: cuDNN's kernels, ATen's kernels around them, and the layout of their results.
 
-Kernels follow ConvShared.cpp, DepthwiseConv2d.cu and Convolution.cpp of ATen/native. What cuDNN launches beside its main kernel
-(layout changes of its own, reductions of split work) was measured with it; what it takes for itself is not published, and its
-workspace is counted as none. channels_last in, or channels_last weights, gives channels_last out: torch's Meta kernel leaves everything contiguous, for want of a device
-to ask. What counts on CUDA is `cudnn_conv_suggest_memory_format` (ATen/native/ConvUtils.h) for outputs, and for gradients what
-`convolution_backward` makes of it. Checked on torch 2.13.
+Kernels follow ConvShared.cpp, DepthwiseConv2d.cu and Convolution.cpp of ATen/native. What cuDNN launches beside its main kernel (changes of
+layout, reductions of split work) was measured together with it. The size of its workspace is not published, and counted as zero. A
+channels_last input or weight gives a channels_last result; torch's Meta kernel, which does not know the device, makes everything contiguous. On
+CUDA, `cudnn_conv_suggest_memory_format` (ATen/native/ConvUtils.h) decides for outputs, and `convolution_backward` for gradients. Checked with
+torch 2.13.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _laid(tensor: Tensor, channels_last: bool) -> Tensor:
 
 
 def _packed(work: Work, channels_last: bool, *tensors: Tensor) -> list[int]:
-    """cuDNN is given tensors in one memory format: others are copied into it, and the copies returned."""
+    """Copies tensors that do not have the memory format that cuDNN needs, and returns the numbers of the copies."""
     copies = []
     for tensor in tensors:
         if not _lies_as(tensor, channels_last):
@@ -65,7 +65,7 @@ def _by_depthwise_kernel(call: Call, channels_last: bool) -> bool:
 def _kernel(
     call: Call, source: Tensor, weight: Tensor, result: Tensor, direction: int, channels_last: bool
 ) -> Convolution:
-    """A transposed convolution is the gradient of one from its result to its input, and the other way round."""
+    """The kernel of a convolution. A transposed one runs as the input gradient of the ordinary one, and the reverse."""
     if call.get("transposed", False):
         source, result = result, source
         direction = {FORWARD: INPUT_GRADIENT, INPUT_GRADIENT: FORWARD}.get(direction, direction)
@@ -95,7 +95,7 @@ def backward_flops(call: Call) -> int:
 def forward(call: Call, platform: Platform) -> Work:
     source, weight, result = call["input"], call["weight"], call.results[0]
     channels_last = result.is_channels_last
-    depthwise = _by_depthwise_kernel(call, channels_last)  # which adds the bias as well
+    depthwise = _by_depthwise_kernel(call, channels_last)  # which also adds the bias
     work = Work()
     if depthwise:
         work.out(0)
@@ -108,7 +108,7 @@ def forward(call: Call, platform: Platform) -> Work:
 
 @op(*aten("cudnn_convolution", "cudnn_convolution_transpose", "cudnn_convolution_relu", "cudnn_convolution_add_relu"))
 def cudnn_forward(call: Call, platform: Platform) -> Work:
-    """cuDNN's own ops, with the bias and what follows in the same kernel."""
+    """cuDNN's own ops, which apply the bias and the activation in the same kernel."""
     source, weight, result = call["self"], call["weight"], call.results[0]
     channels_last = result.is_channels_last
     work = Work()
@@ -122,12 +122,12 @@ def cudnn_forward(call: Call, platform: Platform) -> Work:
 def backward(call: Call, platform: Platform) -> Work:
     grad, source, weight, mask = call["grad_output"], call["input"], call["weight"], call["output_mask"]
     channels_last = any(tensor.is_channels_last for tensor in (*call.results, source, weight))
-    # among the outputs that there are
+    # among the outputs that are requested
     places = [sum(map(bool, mask[:i])) if wanted else None for i, wanted in enumerate(mask)]
     work = Work()
-    kept: list[int] = []  # copies of the gradient that serve both
+    kept: list[int] = []  # copies of the gradient that both kernels use
     source_read, each_packs = source, [grad]
-    if len(grad.sizes) == 3:  # before it is seen as 2d
+    if len(grad.sizes) == 3:  # before it is viewed as 2d
         _packed(work, False, source)
         kept = _packed(work, False, grad)
         source_read, each_packs = source.packed(), []
@@ -154,7 +154,7 @@ def backward(call: Call, platform: Platform) -> Work:
 @op(*aten("_conv_depthwise2d", "conv_depthwise3d", "_slow_conv2d_forward", "_slow_conv2d_backward", "slow_conv_dilated2d",
           "slow_conv_dilated3d", "slow_conv_transpose2d", "slow_conv_transpose3d", "im2col", "col2im"))  # fmt: skip
 def by_columns(call: Call, platform: Platform) -> Work:
-    """ATen's own, which no program reaches while cuDNN is there: as one pass over the data."""
+    """ATen's own convolutions, which are not used while cuDNN is enabled: described as one pass over the data."""
     return Work().launch(*one_kernel(None, call.inputs, call.results or call.inputs[:1]))
 
 
@@ -167,8 +167,8 @@ values(
 )  # fmt: skip
 
 
-# ---- what comes out ----
-_CHANNELS_LAST = {4: "channels_last", 5: "channels_last_3d"}  # by dimensions, as torch names them
+# ---- results ----
+_CHANNELS_LAST = {4: "channels_last", 5: "channels_last_3d"}  # torch's names, by number of dimensions
 
 
 def _as_2d(tensor: torch.Tensor) -> torch.Tensor:
@@ -177,7 +177,7 @@ def _as_2d(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _input_as_2d(input: torch.Tensor) -> torch.Tensor:
-    """ATen packs the input of 1d convolutions first, so that a transposed one is not taken for channels_last."""
+    """ATen makes the input of 1d convolutions contiguous first, so that a transposed input does not look like channels_last."""
     return _as_2d(input.contiguous()) if input.dim() == 3 else input
 
 
@@ -198,7 +198,7 @@ def _suggested(tensor: torch.Tensor) -> torch.memory_format:
 
 
 def _empty(shape: Sequence[int], like: torch.Tensor, format: torch.memory_format) -> torch.Tensor:
-    """As `torch.empty` in that format, of a 3d shape by way of its 4d one."""
+    """`torch.empty` in this memory format; a 3d shape goes through its 4d equivalent."""
     if len(shape) == 3:
         four = [shape[0], shape[1], 1, shape[2]]
         return torch.empty(four, dtype=like.dtype, device="meta", memory_format=format).squeeze(2)

@@ -1,7 +1,7 @@
-"""The cub algorithms that ATen sorts, scans and compacts with: launches and temporary storage (CUDA 13's cub, as built into torch 2.13).
+"""The cub algorithms with which ATen sorts, scans and compacts: their launches and temporary storage (CUDA 13's cub, in torch 2.13).
 
-Temporary storage is one allocation of parts aligned to 256 bytes each, and 255 to align the whole. Tile sizes are
-cub's tuning per architecture (cub/device/dispatch/tuning); measured on real CUDA torch 2.13 over a fake runtime.
+Temporary storage is one allocation of parts that are aligned to 256 bytes each, plus 255 bytes to align the whole. Tile sizes are cub's tuning
+for each architecture (cub/device/dispatch/tuning), measured with CUDA torch 2.13 over a fake runtime.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from maya_core.ops.work import Work
 DIGITS = 256  # a pass sorts by 8 bits
 DIGIT_BYTES = DIGITS * 8
 
-# elements per tile of the one-sweep radix sort, by (bytes of a key, bytes of a value); sm_90's own where it has one
+# Elements per tile of the one-sweep radix sort, by (bytes of a key, bytes of a value); sm_90 has its own for some.
 SORT_TILE = {(4, 4): 6528, (4, 8): 3072, (8, 8): 3840, (8, 0): 3840, (4, 0): 8064}
 SORT_TILE_90 = {
     (1, 8): 3456,
@@ -40,12 +40,12 @@ def _storage(*parts: int) -> int:
 
 
 def bits(largest: int) -> int:
-    """Bits of keys from 0 to `largest`."""
+    """The number of bits of keys from 0 to `largest`."""
     return max(1, largest.bit_length())
 
 
 def _sorts_in_one_tile(n: int, key_bytes: int, value_bytes: int) -> bool:
-    """One block sorts everything: 256 threads with 19 items of 4 bytes each, or fewer of larger ones."""
+    """Whether one block sorts everything: 256 threads with 19 items of 4 bytes each, or fewer larger ones."""
     return n <= 256 * max(1, 19 * 4 // max(4, key_bytes, value_bytes))
 
 
@@ -59,7 +59,7 @@ def radix_sort(work: Work, platform: Platform, n: int, key_bytes: int, value_byt
     passes = -(-key_bits // 8)
     tiles = SORT_TILE | SORT_TILE_90 if platform.capability >= 90 else SORT_TILE
     tile = tiles.get((key_bytes, value_bytes), 3840)
-    copies = (n * key_bytes, n * value_bytes) if passes > 1 else (0, 0)  # to go back and forth between
+    copies = (n * key_bytes, n * value_bytes) if passes > 1 else (0, 0)  # double buffers
     storage = _storage(passes * 4, passes * DIGITS * 8, -(-n // tile) * DIGITS * 4, *copies)
     histogram = Streaming("reduction", n * key_bytes, DIGIT_BYTES, n, n)
     work.launch(small(), small(DIGIT_BYTES), histogram, small(DIGIT_BYTES))
@@ -68,9 +68,9 @@ def radix_sort(work: Work, platform: Platform, n: int, key_bytes: int, value_byt
 
 
 def _spine_sort(work: Work, platform: Platform, n: int, key_bytes: int, value_bytes: int, key_bits: int) -> Work:
-    """Keys below 4 bytes before sm_90: blocks count digits into a spine, which is scanned, three kernels a pass."""
+    """Sorts keys below 4 bytes before sm_90: blocks count digits into a spine, which is scanned; three kernels for each pass."""
     digit_bits = 7 if key_bytes == 2 else 6
-    blocks = platform.sms * 8 * 5  # as many as fit, five times over
+    blocks = platform.sms * 8 * 5  # five times as many as fit at once
     spine = blocks * 2**digit_bits * 8
     count = Streaming("reduction", n * key_bytes, spine, n, n)
     sweep = Streaming("sort", n * (key_bytes + value_bytes), n * (key_bytes + value_bytes), n)
@@ -79,14 +79,14 @@ def _spine_sort(work: Work, platform: Platform, n: int, key_bytes: int, value_by
 
 
 def segmented_sort(work: Work, n: int, key_bytes: int, value_bytes: int, length: int) -> Work:
-    """Segments sorted by a block each, 6 bits a pass."""
+    """Sorts each segment with one block, 6 bits in each pass."""
     pairs = n * (key_bytes + value_bytes)
     work.launch(*[Streaming("sort", pairs, pairs, n, length)] * -(-8 * key_bytes // 6))
     return work.free(work.temporary(_storage(n * key_bytes, n * value_bytes)))
 
 
 def scan_bytes(n: int, item: int) -> int:
-    """Look-back state of a prefix sum; 2-byte floats keep status, partial and inclusive sums apart."""
+    """The look-back state of a prefix sum; for 2-byte floats, status, partial and inclusive sums are separate."""
     states = -(-n // SCAN_TILE.get(item, 896)) + 32
     if item == 2:
         return _storage(states * 4, states * 2, states * 2, 1)
@@ -94,7 +94,7 @@ def scan_bytes(n: int, item: int) -> int:
 
 
 def scan(work: Work, n: int, item: int, kernel: Streaming) -> Work:
-    """Adds a prefix sum of `n` elements, which `kernel` is the sweep of."""
+    """Adds a prefix sum of `n` elements, with `kernel` as its sweep."""
     work.launch(small(), kernel)
     return work.free(work.temporary(scan_bytes(n, item)))
 

@@ -1,4 +1,4 @@
-"""Elementwise ops, copies, and what is made of nothing. Follows Loops.cuh, Copy.cu, FillKernel.cu of ATen/native/cuda."""
+"""Elementwise ops, copies and fills. Follows Loops.cuh, Copy.cu, FillKernel.cu of ATen/native/cuda."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from maya_core.ops.traffic import elementwise_pattern, layout, streaming
 from maya_core.ops.work import Work
 from maya_core.trace.call import Call, Tensor
 
-# Ops that answer from metadata: nothing reaches the device.
+# Ops that use metadata only: nothing is launched.
 METADATA = ("maya::attention_choice",) + aten(
     "empty", "resize_", "set_", "_use_cudnn_ctc_loss", "_cudnn_init_dropout_state", "is_set_to", "_has_same_storage_numel",
     "_nested_tensor_from_mask_left_aligned",
@@ -25,7 +25,7 @@ METADATA = ("maya::attention_choice",) + aten(
 _LINES = Path(__file__).with_name("pointwise.txt").read_text().splitlines()
 POINTWISE = [name for line in _LINES if not line.startswith("#") for name in line.split()]
 
-# Made of nothing, element by element.
+# Ops that write elements without reading any.
 FILLS = ("fill_", "zero_", "arange", "range", "linspace", "logspace", "full", "fill")
 _WRITES_FIRST = ("fill_", "zero_")
 
@@ -36,7 +36,7 @@ def nothing(call: Call, platform: Platform) -> Work:
 
 
 def one_kernel(pattern: str | None, inputs: list[Tensor], results: list[Tensor]) -> list[Streaming]:
-    """The kernel over these, or as many as 32-bit indices need. Without a pattern given it is that of the operands' layout."""
+    """The kernel over these tensors, or as many kernels as 32-bit indices need. By default, the layout of the operands decides the pattern."""
     kernel = streaming(pattern or elementwise_pattern(inputs, results[0]), inputs, results)
     parts = tensor_iterator.parts(results[0], inputs)
     return [kernel] if parts == 1 else [kernel.part(parts)] * parts
@@ -50,7 +50,7 @@ def elementwise(call: Call, platform: Platform) -> Work:
 
 @op("aten::glu_backward")
 def glu_backward(call: Call, platform: Platform) -> Work:
-    """A kernel of its own over both halves (ActivationGluKernel.cu)."""
+    """A special kernel over both halves (ActivationGluKernel.cu)."""
     return Work().launch(*one_kernel("elementwise", call.inputs, call.results or call.inputs[:1]))
 
 
@@ -60,22 +60,22 @@ def fill(call: Call, platform: Platform) -> Work:
     return Work().launch(*one_kernel("fill", inputs, call.results or call.inputs[:1]))
 
 
-def lies_alike(to: Tensor, source: Tensor) -> bool:
+def same_layout(to: Tensor, source: Tensor) -> bool:
     """Whether a copy is a plain memcpy (Copy.cu, copy_requires_temporaries)."""
     return to.dtype == source.dtype and to.sizes == source.sizes and to.strides == source.strides and to.is_dense
 
 
 @op(*aten("copy_", "_copy_from"))
 def copy(call: Call, platform: Platform) -> Work:
-    """A memcpy if both lie in memory the same way, else a kernel (Copy.cu, copy_device_to_device)."""
+    """A memcpy if both have the same layout in memory, otherwise a kernel (Copy.cu, copy_device_to_device)."""
     to, source = call.inputs[:2]
     if to.device != source.device:
         return Work().launch(Copy("h2d" if to.device == "cuda" else "d2h", to.nbytes))
-    if lies_alike(to, source):
+    if same_layout(to, source):
         return Work().launch(Copy("d2d", to.nbytes))
     pattern = layout([source], to)
     if pattern == "elementwise" and to.dtype != source.dtype and (to.dtype not in HALVES or source.dtype != "Float"):
-        pattern = "cast"  # but from float to halves: kernels of their own, vectorized
+        pattern = "cast"  # except from float to halves, which have special vectorized kernels
     kernel = streaming(pattern, [source], [to])
     parts = tensor_iterator.parts(to, [source])
     return Work().launch(*([kernel] if parts == 1 else [kernel.part(parts)] * parts))
@@ -88,7 +88,7 @@ def item(call: Call, platform: Platform) -> Work:
 
 @op("aten::pow.Scalar")
 def pow_of_number(call: Call, platform: Platform) -> Work:
-    """The base is made a tensor first."""
+    """The base is turned into a tensor first."""
     work = Work().out(0)
     work.temporary(8)
     return work.launch(small(), streaming("strided", call.inputs, call.results))
@@ -102,7 +102,7 @@ def eye(call: Call, platform: Platform) -> Work:
 
 @op("aten::equal")
 def equal(call: Call, platform: Platform) -> Work:
-    """Compared, reduced to one answer, which is read back."""
+    """Compares, reduces to one value, and copies that to the host."""
     first, second = call.inputs[:2]
     count = first.numel
     return Work().launch(
@@ -121,7 +121,7 @@ values(*aten("ne", "ne_"), assume=Assume.COMPARE_INFINITY)
 values(*aten("masked_fill", "masked_fill_", "_resize_output_", "resize_as_"), mixes_devices=True)
 
 
-# ---- what comes out ----
+# ---- results ----
 @describe("aten::glu_jvp")
 def glu_jvp(glu: torch.Tensor, x: torch.Tensor, dx: torch.Tensor, dim: int) -> torch.Tensor:
     return torch.empty_like(glu)

@@ -1,4 +1,4 @@
-"""Lists of tensors: foreach ops and fused optimizers batch a list into as few launches as kernel arguments allow.
+"""Foreach ops and fused optimizers, which process a list of tensors in as few launches as kernel arguments allow.
 
 Follows MultiTensorApply.cuh, Foreach*.cu and Fused*.cu of ATen/native/cuda (CUDA 13: 32 KiB of kernel arguments).
 """
@@ -13,20 +13,20 @@ from maya_core.ops.traffic import elementwise_pattern, moved, streaming
 from maya_core.ops.work import Work
 from maya_core.trace.call import Call, Tensor, tensors_in
 
-PREFIX = "aten::_foreach_"  # of ops that all go by one rule
+PREFIX = "aten::_foreach_"  # of ops that share one rule
 CHUNK = 65536
 MAX_BLOCKS = 2240
 MAX_TENSORS = [770, 448, 336, 252, 210]  # by the number of lists
 MAX_TENSORS_SCALAR_LIST = [672, 448, 336, 252, 210]
-NORM_CLEANUP_TENSORS = 1920  # tensors per launch of the kernel that gathers the partial norms
-OVERWRITES = aten("_foreach_zero_", "_foreach_copy_")  # of which the first list is not read
+NORM_CLEANUP_TENSORS = 1920  # tensors per launch of the kernel that combines the partial norms
+OVERWRITES = aten("_foreach_zero_", "_foreach_copy_")  # they do not read their first list
 
-# Lists that an optimizer's kernel reads and writes back.
+# Lists that the kernel of an optimizer reads and writes.
 UPDATED = ("self", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "momentum_buffer_list", "state_sums")
 
 
 def launches(tensors: list[Tensor], depth: int, scalar_list: bool = False) -> int:
-    """Kernels that multi_tensor_apply launches for lists like this one."""
+    """The number of kernels that multi_tensor_apply launches for lists like this one."""
     limit = (MAX_TENSORS_SCALAR_LIST if scalar_list else MAX_TENSORS)[min(depth, 5) - 1]
     count = blocks = held = 0
     for tensor in tensors:
@@ -52,14 +52,14 @@ def _lists(call: Call) -> list[list[Tensor]]:
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:
-    """The same sizes and strides; steps along a dimension of one element do not matter (ForeachUtils.h)."""
+    """Whether sizes and strides are equal; strides of dimensions of size 1 do not matter (ForeachUtils.h)."""
     return one.sizes == other.sizes and all(
         a == b or size == 1 for size, a, b in zip(one.sizes, one.strides, other.strides, strict=True)
     )
 
 
 def takes_fast_route(lists: list[list[Tensor]]) -> bool:
-    """Whether ATen runs the multi-tensor kernel at all: lists alike in shape, layout, dtype and device."""
+    """Whether ATen uses the multi-tensor kernel, which needs equal shapes, layouts, dtypes and devices in all lists."""
     for tensors in zip(*lists, strict=False):
         first = tensors[0]
         if any(not _alike(t, first) or t.dtype != first.dtype or t.device != "cuda" for t in tensors):
@@ -70,7 +70,7 @@ def takes_fast_route(lists: list[list[Tensor]]) -> bool:
 
 
 def _by_multi_tensor_kernel(call: Call, lists: list[list[Tensor]]) -> bool:
-    """Whether ATen batches the call; else it is one kernel for each tensor."""
+    """Whether ATen batches the call; otherwise it launches one kernel for each tensor."""
     if call.name == "aten::_foreach_zero_":
         return takes_fast_route(lists[:1])
     if call.name == "aten::_foreach_copy_":
@@ -79,7 +79,7 @@ def _by_multi_tensor_kernel(call: Call, lists: list[list[Tensor]]) -> bool:
         return one_pair and all(_alike(to, source) and source.device == "cuda" for to, source in pairs)
     pointwise = call.name.startswith((f"{PREFIX}addcmul", f"{PREFIX}addcdiv"))
     if pointwise and call.overload == "Scalar" and all(not t.sizes for t in lists[-1]):
-        lists = lists[:-1]  # factors of one number each are read beside the lists (ForeachPointwiseOp.cu)
+        lists = lists[:-1]  # factors of one element each are not among the lists (ForeachPointwiseOp.cu)
     if not takes_fast_route(lists):
         return False
     first = lists[0][0]
@@ -87,7 +87,7 @@ def _by_multi_tensor_kernel(call: Call, lists: list[list[Tensor]]) -> bool:
 
 
 def _depth(call: Call, lists: list[list[Tensor]]) -> int:
-    """How many lists the kernel is given."""
+    """The number of lists that the kernel processes."""
     if call.name in OVERWRITES:
         return len(lists)
     pointwise = call.name.startswith((f"{PREFIX}addcmul", f"{PREFIX}addcdiv"))
@@ -100,7 +100,7 @@ def _total(tensors: list[Tensor]) -> int:
 
 
 def foreach(call: Call, platform: Platform) -> Work:
-    """Any _foreach op: the multi-tensor kernel over all lists, or a kernel for each tensor where the lists do not qualify."""
+    """Any _foreach op: the multi-tensor kernel over all lists, or one kernel for each tensor if the lists do not qualify."""
     lists = _lists(call)
     if not lists:
         return Work()
@@ -118,7 +118,7 @@ def foreach(call: Call, platform: Platform) -> Work:
 
 
 def _shared(parts: int, read: float, written: float, tensors: list[Tensor]) -> Work:
-    """Launches of the multi-tensor kernel, each with its part."""
+    """The launches of the multi-tensor kernel, each with its part of the work."""
     if not parts:
         return Work()
     whole = Streaming("multi_tensor", read, written, sum([tensor.numel for tensor in tensors]))
@@ -136,7 +136,7 @@ def _one(call: Call, place: int, reads: list[list[Tensor]], written: list[Tensor
 
 
 def _norm(tensors: list[Tensor]) -> Work:
-    """Partial norms zeroed, added up by chunks, and gathered."""
+    """Zeroes the partial norms, sums by chunks, and combines them."""
     count = sum([tensor.numel for tensor in tensors])
     partials = 4 * (count // CHUNK + len(tensors))
     work = Work()
@@ -167,7 +167,7 @@ def unscale(call: Call, platform: Platform) -> Work:
 values("aten::_amp_foreach_non_finite_check_and_unscale_", assume=Assume.ALL_FINITE)
 
 
-# ---- what comes out: fused optimizers change their arguments and return nothing ----
+# ---- results: fused optimizers change their arguments and return nothing ----
 @describe(
     "aten::_fused_adam_.tensor_lr",
     "aten::_fused_adamw_.tensor_lr",

@@ -1,5 +1,6 @@
 """Pooling, padding and resampling of images. Follows DilatedMaxPool2d.cu, AveragePool2d.cu, AdaptiveAveragePooling.cu, UpSample*.cu,
-ReflectionPad.cu and GridSampler.cu of ATen/native/cuda. A gradient that several outputs add to is made 0 first."""
+ReflectionPad.cu and GridSampler.cu of ATen/native/cuda. A gradient to which several outputs add is zeroed first.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ def _gradient(call: Call) -> Tensor:
 
 
 def _want_images(work: Work, call: Call, source: Tensor, before_output: bool = False) -> Work:
-    """Kernels over images want them contiguous or channels_last, and copy others."""
+    """Copies images that are neither contiguous nor channels_last, which the kernels need."""
     if not (len(source.sizes) == 4 and source.permuted(0, 2, 3, 1).is_contiguous):
         if not before_output:
             work.out(*range(len(call.results)))
@@ -82,7 +83,7 @@ def grid_sampler_backward(call: Call, platform: Platform) -> Work:
 
 @op("aten::avg_pool3d_backward")
 def avg_pool3d_backward(call: Call, platform: Platform) -> Work:
-    """Of the input only the shape is looked at."""
+    """The kernel uses only the shape of the input."""
     return Work().launch(*one_kernel(None, [_gradient(call)], call.results or call.inputs[:1]))
 
 
@@ -101,7 +102,7 @@ def pass_over_pixels(call: Call, platform: Platform) -> Work:
     return Work().launch(*one_kernel(None, call.inputs, call.results or call.inputs[:1]))
 
 
-# ---- what comes out ----
+# ---- results ----
 @describe("aten::fractional_max_pool3d_backward")
 def fractional_max_pool3d_backward(grad_output: torch.Tensor, self: torch.Tensor, *_: object) -> torch.Tensor:
     return self.new_empty(self.shape)

@@ -1,7 +1,7 @@
-"""Embedding, gathering, scattering and joining.
+"""Embedding, gathering, scattering and concatenation.
 
 Kernels follow EmbeddingBackwardKernel.cu, EmbeddingBag.cu, Indexing.cu, IndexKernel.cu, ScatterGatherKernel.cu, Shape.cu of
-ATen/native/cuda. Which rows an index names is a matter of values: they are taken to be different ones, and to be read from memory.
+ATen/native/cuda. Which rows an index selects depends on values: they are assumed to be distinct, and to be read from memory.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from maya_core.ops.traffic import SECTOR, moved, streaming
 from maya_core.ops.work import Work
 from maya_core.trace.call import Call, Tensor, tensors_in
 
-SMALL_EMBEDDING = 3072  # indices up to here are gathered by one kernel without sorting
+SMALL_EMBEDDING = 3072  # up to this many indices are gathered by one kernel without sorting
 ROWS_PER_THREAD = 10  # EmbeddingBackwardKernel.cu's NROWS_PER_THREAD
 ATOMIC_BLOCKS_PER_SM = 4  # MAX_ATOMIC_ACCUM_BLOCKS_PER_SM
 MAX_BLOCK = 1024
-CAT_BATCH = 128  # tensors that CatArrayBatchedCopy joins in one launch
+CAT_BATCH = 128  # tensors that CatArrayBatchedCopy concatenates in one launch
 MAX_MODE = 2  # of embedding bags
 
 
 def _picked(count: int, row: int, item: int) -> int:
-    """Bytes of `count` rows picked anywhere: whole sectors."""
+    """The bytes read for `count` rows at arbitrary places, in whole sectors."""
     return count * max(row * item, min(SECTOR, 4 * item))
 
 
@@ -53,7 +53,7 @@ def elements_picked(call: Call, platform: Platform) -> Work:
 
 @op(*aten("index", "_unsafe_index"))
 def index(call: Call, platform: Platform) -> Work:
-    """Several indices are brought to one layout first."""
+    """Indexing; several indices are first copied to one layout."""
     result, indices = call.results[0], list(tensors_in(call["indices"]))
     count = max((tensor.numel for tensor in indices), default=1)
     row = max(1, result.numel // max(count, 1))
@@ -61,25 +61,25 @@ def index(call: Call, platform: Platform) -> Work:
 
 
 def _columns(shapes: list[tuple[int, ...]]) -> list[list[int]]:
-    """Sizes of the dimensions shapes have in common when broadcast, last first."""
+    """The sizes of these shapes in each broadcast dimension, last dimension first."""
     rank = max((len(shape) for shape in shapes), default=0)
     return [[shape[-1 - d] for shape in shapes if len(shape) > d] for d in range(rank)]
 
 
 def _broadcast(indices: list[Tensor]) -> list[Tensor]:
-    """Indices at the shape they have together, which strides of 0 give them."""
+    """The indices broadcast to their common shape, with strides of 0."""
     shape = tuple(max(column) for column in reversed(_columns([index.sizes for index in indices])))
     each = []
     for index in indices:
         missing = len(shape) - len(index.sizes)
         sizes, strides = (1,) * missing + index.sizes, (0,) * missing + index.strides
-        there = tuple(0 if a != b else s for a, b, s in zip(sizes, shape, strides, strict=True))
-        each.append(index._replace(sizes=shape, strides=there))
+        expanded = tuple(0 if a != b else s for a, b, s in zip(sizes, shape, strides, strict=True))
+        each.append(index._replace(sizes=shape, strides=expanded))
     return each
 
 
 def _one_layout(work: Work, indices: list[Tensor]) -> Work:
-    """Several indices must have one layout, long and on the device (TensorAdvancedIndexing.cpp, make_info)."""
+    """Copies indices so that all have the same layout, are long and on the device (TensorAdvancedIndexing.cpp, make_info)."""
     for each in indices:
         if each.dtype == "Int" or each.device != "cuda":
             work.temporary(8 * each.numel)
@@ -95,7 +95,7 @@ def _one_layout(work: Work, indices: list[Tensor]) -> Work:
 
 # ---- scattering ----
 def _scattered(source: Tensor | None, index: Tensor | None, target: Tensor, row: int) -> Streaming:
-    """Read, changed and written where the index says, `row` elements at a time."""
+    """A kernel that reads, changes and writes at indices, `row` elements at a time."""
     count = source.numel if source is not None and source.numel > 1 else (index.numel if index is not None else 1) * row
     touched = _picked(max(1, count // row), row, target.itemsize)
     read = touched + (moved(source) if source is not None else 0) + (moved(index) if index is not None else 0)
@@ -103,7 +103,7 @@ def _scattered(source: Tensor | None, index: Tensor | None, target: Tensor, row:
 
 
 def _copied_first(call: Call, target: Tensor) -> list[Kernel]:
-    """Out-of-place forms of in-place kernels copy first; these are they that ATen wrote so."""
+    """The copy with which out-of-place forms start that ATen implements with the in-place kernel."""
     if call.name not in COPIES_FIRST:
         return []
     return [Copy("d2d", target.nbytes) if target.is_dense else streaming("strided", [target], call.results[:1])]
@@ -121,7 +121,7 @@ def scatter(call: Call, platform: Platform) -> Work:
 
 @op("aten::scatter_reduce")
 def scatter_reduce(call: Call, platform: Platform) -> Work:
-    """Copied, what is scattered to initialized, scattered (ScatterGatherKernel.cu)."""
+    """Copies, initializes the targets, and scatters (ScatterGatherKernel.cu)."""
     source, index = call.tensor("src"), call.tensor("index")
     return Work().launch(
         *one_kernel(None, [call["self"]], call.results[:1]),
@@ -164,7 +164,7 @@ def masked_scatter_in_place(call: Call, platform: Platform) -> Work:
 
 # ---- index_put ----
 def _check_range(work: Work, platform: Platform, index: Tensor) -> None:
-    """Asserts on the device that no index is out of range: smallest and largest, each compared and asserted."""
+    """Asserts on the device that no index is out of range: reduces to the smallest and largest, and compares and asserts each."""
     ends = [work.temporary(index.itemsize) for _ in range(2)]
     if (copy := work.contiguous(index)) is not None:
         work.free(copy)
@@ -176,7 +176,7 @@ def _check_range(work: Work, platform: Platform, index: Tensor) -> None:
 
 
 def _linear_index(work: Work, call: Call, platform: Platform, index: Tensor, linear: Streaming) -> int:
-    """One index wrapped and times its stride; on the host if it lies there."""
+    """Wraps an index and multiplies it by its stride; on the host if the index is there."""
     if index.device != "cuda":
         work.launch(Copy("h2d", 8 * index.numel))
         return work.temporary(8 * index.numel)
@@ -188,14 +188,14 @@ def _linear_index(work: Work, call: Call, platform: Platform, index: Tensor, lin
 
 
 def _unindexed(indices: list[Tensor | None], target: Tensor) -> int:
-    """Elements of the dimensions without an index: what is written at once."""
+    """The elements of the dimensions without an index, which are written together."""
     kept = (size for d, size in enumerate(target.sizes) if d >= len(indices) or indices[d] is None)
     return math.prod(kept)
 
 
 @op(*aten("index_put_", "_index_put_impl_", "index_put", "_unsafe_index_put"))
 def index_put(call: Call, platform: Platform) -> Work:
-    """Written straight; adding at indices that may repeat sorts them first (index_put_with_sort_kernel)."""
+    """Writes directly. To accumulate at indices that may repeat, it sorts them first (index_put_with_sort_kernel)."""
     target, value = call["self"], call["values"]
     indices = list(tensors_in(call["indices"]))
     spread = _broadcast(indices)
@@ -209,21 +209,21 @@ def index_put(call: Call, platform: Platform) -> Work:
     linear = Streaming("elementwise", 8 * n, 8 * n, n)
     for position, each in enumerate(spread):
         scaled = _linear_index(work, call, platform, each, linear)
-        if position:  # added up
+        if position:  # added to the earlier indices
             work.launch(linear).free(scaled)
     if not value.is_contiguous or value.numel != n * row:  # expanded
         work.temporary(n * row * value.itemsize)
         work.launch(Streaming("strided", moved(value), n * row * value.itemsize, n * row))
     for _ in ("sorted", "original", "numbering"):
         work.temporary(8 * n)
-    work.launch(linear, Streaming("fill", 0, 8 * n, n))  # divided by the size of a slice; numbered
+    work.launch(linear, Streaming("fill", 0, 8 * n, n))  # divided by the size of a slice, and numbered
     radix_sort(work, platform, n, 8, 8, bits(max(0, target.numel // row - 1)))
     return work.launch(Streaming("scatter", moved(value) + touched + 16 * n, touched, n * row, row))
 
 
 # ---- embedding's gradient ----
 def _sort_indices(work: Work, platform: Platform, n: int, item: int, largest: int) -> None:
-    """Indices sorted, with where each came from: both stay, the numbering they came from goes."""
+    """Sorts the indices together with their positions. Both results stay allocated, the unsorted positions are freed."""
     for _ in ("sorted", "original"):
         work.temporary(n * item)
     numbering = work.temporary(n * item)
@@ -232,7 +232,7 @@ def _sort_indices(work: Work, platform: Platform, n: int, item: int, largest: in
 
 
 def _sum_segments(work: Work, platform: Platform, grad: Tensor, n: int, item: int, weights: int, bags: bool) -> Work:
-    """embedding_backward_cuda_kernel: rows of one index summed in parts of ten, the parts then summed and scattered."""
+    """embedding_backward_cuda_kernel: sums the rows of an index in parts of ten, then sums and scatters the parts."""
     width = grad.sizes[-1]
     segments = min(n, weights)
     partials = n // ROWS_PER_THREAD + segments
@@ -246,19 +246,19 @@ def _sum_segments(work: Work, platform: Platform, grad: Tensor, n: int, item: in
     work.launch(Streaming("elementwise", segments * item, segments * item, segments))
     scan(work, segments, item, Streaming("scan", segments * item, segments * item, segments))
     work.temporary(8)
-    # number of partials, their offsets
+    # the number of partial sums, and their offsets
     work.launch(small(), Streaming("elementwise", 2 * segments * item, partials * item, partials))
     work.temporary(partials * item)
     warped = -(-width // 32) * 32
     grid = -(-segments * warped // min(warped, MAX_BLOCK))
-    atomic = not bags and grid < platform.sms * ATOMIC_BLOCKS_PER_SM and partials > grid * 4  # few long segments
+    atomic = not bags and grid < platform.sms * ATOMIC_BLOCKS_PER_SM and partials > grid * 4  # a few long segments
     work.temporary(partials * item if atomic else partials * width * max(4, grad.itemsize))
     summed, moved_bytes = partials * width * 4, n * width * grad.itemsize
     work.launch(
         Streaming("gather", moved_bytes + n * item, summed, n * width, width),
         Streaming("scatter", summed, segments * width * grad.itemsize, partials * width, width),
     )
-    if atomic and grad.dtype in HALVES:  # added in float, and copied
+    if atomic and grad.dtype in HALVES:  # accumulated in float, then copied
         wide = weights * width
         work.temporary(4 * wide)
         work.launch(Streaming("fill", 0, 4 * wide, wide), Streaming("cast", 4 * wide, wide * grad.itemsize, wide))
@@ -267,7 +267,7 @@ def _sum_segments(work: Work, platform: Platform, grad: Tensor, n: int, item: in
 
 @op("aten::embedding_dense_backward")
 def embedding_backward(call: Call, platform: Platform) -> Work:
-    """Few indices: zeroed and gathered by one kernel. Many: sorted, rows of one index summed in parts."""
+    """Few indices: zeroes, and one kernel gathers. Many: sorts them, and sums the rows of each index in parts."""
     grad, indices, weights = call["grad_output"], call["indices"], call["num_weights"]
     n, result = indices.numel, call.results[0]
     work = Work()
@@ -280,7 +280,7 @@ def embedding_backward(call: Call, platform: Platform) -> Work:
 
 
 def _add_rows(work: Work, grad: Tensor, indices: Tensor, result: Tensor) -> Work:
-    """Zeroed, then added to where the indices say."""
+    """Zeroes the result, then adds at the indices."""
     n, width, item = indices.numel, grad.sizes[-1], grad.itemsize
     touched = min(n * width * item, result.nbytes)
     read = n * width * item + touched + moved(indices)
@@ -312,14 +312,14 @@ def of_embedding_rows(call: Call, platform: Platform) -> Work:
     return Work().launch(*one_kernel(None, call.inputs, call.results or call.inputs[:1]))
 
 
-# ---- joining ----
+# ---- concatenation ----
 @op(*aten("cat", "_cat"))
 def cat(call: Call, platform: Platform) -> Work:
     return Work().launch(*cat_kernels(list(tensors_in(call.arguments[0])), call.results[0]))
 
 
 def cat_kernels(tensors: list[Tensor], result: Tensor) -> list[Streaming]:
-    """Up to 128 tensors by one kernel (CatArrayBatchedCopy), or a copy of each."""
+    """One kernel for up to 128 tensors (CatArrayBatchedCopy), or a copy of each."""
     tensors = [tensor for tensor in tensors if tensor.numel > 0]
     batched = (
         len(tensors) > 1
@@ -346,7 +346,7 @@ def cat_kernels(tensors: list[Tensor], result: Tensor) -> list[Streaming]:
 
 @op("aten::unfold_backward")
 def unfold_backward(call: Call, platform: Platform) -> Work:
-    """Zeroed, and a kernel over the positions it numbers first (UnfoldBackwardKernel.cu)."""
+    """Zeroes, numbers the positions, and runs a kernel over them (UnfoldBackwardKernel.cu)."""
     work = Work().out(0)
     work.temporary(8 * call["input_sizes"][call["dim"]])
     grad = call.tensor("grad_in")

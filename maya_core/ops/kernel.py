@@ -1,7 +1,7 @@
-"""The kernels that ops launch: named fields for what decides how long each takes, among them whose kernel it is.
+"""The kernels that ops launch. Their fields are what decides the duration of each, including the library that the kernel belongs to.
 
-A kernel's family names the predictor class that prices it (`maya_core/predictor`). `model` is what measurements of a family
-are told apart by, `sizes` are its numbers in the order of the fields: calibrations on disk keep a kernel as these three.
+A kernel's family names the predictor class that prices it (`maya_core/predictor`). `model` distinguishes the measurements within a family,
+and `sizes` are the kernel's numbers in the order of the fields. Calibrations on disk store a kernel as these three.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-TN, NN, NT, TT = range(4)  # layouts of a product: of x @ W.t(), of grad @ W, of grad.t() @ x, and of neither contiguous
+TN, NN, NT, TT = range(4)  # layouts of a product: x @ W.t(), grad @ W, grad.t() @ x, and both operands transposed
 FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = range(3)  # directions of a convolution
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One launch."""
+    """One launch of a kernel."""
 
     family: ClassVar[str]
     named: ClassVar[tuple[str, ...]] = ()  # the fields that make up `model`
@@ -33,8 +33,8 @@ class Kernel:
 
     @classmethod
     def of(cls, model: str, sizes: Sequence[float]) -> Kernel:
-        """The kernel of that model with these numbers."""
-        words = {name: model for name in cls.named}  # one, or none; of two the class knows how they are joined
+        """The kernel with this model and these numbers."""
+        words = {name: model for name in cls.named}  # one or none; a class with two overrides this
         return cls(**words, **dict(zip(number_fields(cls), sizes, strict=True)))
 
 
@@ -49,7 +49,7 @@ def number_fields(kind: type[Kernel]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Gemm(Kernel):
-    """C[m,n] = A[m,k] @ B[k,n], `batch` times over, by cuBLAS."""
+    """cuBLAS's product C[m,n] = A[m,k] @ B[k,n], `batch` times."""
 
     family: ClassVar[str] = "gemm"
     named: ClassVar[tuple[str, ...]] = ("dtype",)
@@ -64,7 +64,7 @@ class Gemm(Kernel):
 
 @dataclass(frozen=True, slots=True)
 class GroupedGemm(Kernel):
-    """CUTLASS's product of groups: `m` rows of all groups together, `n` and `k` of one."""
+    """CUTLASS's grouped product: `m` is the number of rows of all groups together, `n` and `k` are those of one group."""
 
     family: ClassVar[str] = "grouped_gemm"
     named: ClassVar[tuple[str, ...]] = ("dtype",)
@@ -79,7 +79,7 @@ class GroupedGemm(Kernel):
 
 @dataclass(frozen=True, slots=True)
 class Attention(Kernel):
-    """Fused attention: `backend` is whose kernel it is, flash (FlashAttention-2), efficient (CUTLASS) or cudnn."""
+    """Fused attention. `backend` is the library of the kernel: flash (FlashAttention-2), efficient (CUTLASS) or cudnn."""
 
     family: ClassVar[str] = "attention"
     named: ClassVar[tuple[str, ...]] = ("backend", "direction")
@@ -94,7 +94,7 @@ class Attention(Kernel):
     head: float
     value_head: float
     causal: int = 0
-    window: float = 0  # keys that a query sees to its left; 0: all
+    window: float = 0  # keys to its left that a query attends to; 0: all
     item_bytes: int = 2
 
     @property
@@ -129,7 +129,7 @@ class Convolution(Kernel):
 
 @dataclass(frozen=True, slots=True)
 class Recurrent(Kernel):
-    """cuDNN's recurrent layers, all of a call."""
+    """All recurrent layers of one cuDNN call."""
 
     family: ClassVar[str] = "recurrent"
     named: ClassVar[tuple[str, ...]] = ("dtype",)
@@ -148,7 +148,7 @@ class Recurrent(Kernel):
 
 @dataclass(frozen=True, slots=True)
 class Streaming(Kernel):
-    """ATen's kernel that moves bytes in a pattern: elementwise, strided, reduction, norm ... (predictor/memory.py names them)."""
+    """A kernel of ATen that moves bytes in a pattern: elementwise, strided, reduction, norm ... (predictor/streaming_time.py lists them)."""
 
     family: ClassVar[str] = "memory"
     named: ClassVar[tuple[str, ...]] = ("pattern",)
@@ -157,10 +157,10 @@ class Streaming(Kernel):
     read: float  # bytes
     written: float
     elements: float
-    row: float = 0  # elements of a row that is worked on as one; 0: none is
+    row: float = 0  # elements of a row that is processed as a unit; 0: there are no rows
 
     def part(self, parts: float) -> Streaming:
-        """One of so many equal parts."""
+        """One of `parts` equal parts."""
         return Streaming(self.pattern, self.read / parts, self.written / parts, self.elements / parts, self.row)
 
 
@@ -197,12 +197,12 @@ class TritonGemm(Kernel):
     tile_k: float
     warps: float
     stages: float
-    traffic: float  # bytes, with those of what is fused
+    traffic: float  # bytes, including those of fused ops
 
 
 @dataclass(frozen=True, slots=True)
 class TritonAttention(Attention):
-    """flex_attention's template; `share` of the blocks is left by its mask."""
+    """flex_attention's template. `share` is the share of blocks that the mask keeps."""
 
     family: ClassVar[str] = "triton_attention"
 
@@ -222,14 +222,14 @@ class Copy(Kernel):
 
 @dataclass(frozen=True, slots=True)
 class Included(Kernel):
-    """A launch whose time is part of another kernel of the same call, which was measured with it."""
+    """A launch whose duration is included in another kernel of the same call, because they were measured together."""
 
     family: ClassVar[str] = "included"
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown(Kernel):
-    """A kernel of an op that nobody described: it moves its bytes, which is the least it can do."""
+    """A kernel of an op without a description. It moves its bytes, which is a lower bound."""
 
     family: ClassVar[str] = "unknown"
     named: ClassVar[tuple[str, ...]] = ("op",)
@@ -242,7 +242,7 @@ class Unknown(Kernel):
 
 @dataclass(frozen=True, slots=True)
 class Timed(Kernel):
-    """A kernel whose time its author gives."""
+    """A kernel whose duration its author gives."""
 
     family: ClassVar[str] = "timed"
     named: ClassVar[tuple[str, ...]] = ("label",)
@@ -263,19 +263,19 @@ INCLUDED = Included()
 
 
 def small(nbytes: float = 4) -> Streaming:
-    """A launch that prepares a few numbers: semaphores zeroed, the state of a scan, one block that adds up."""
+    """A launch that handles a few numbers: it zeroes semaphores, initializes a scan, or sums in one block."""
     return Streaming("fill", 0, nbytes, max(nbytes / 4, 1))
 
 
 class Columns:
-    """Fields of many kernels of one class as arrays: `columns.m` has every kernel's m."""
+    """The fields of many kernels of one class as arrays: `columns.m` has the m of every kernel."""
 
     def __init__(self, kernels: Iterable[Kernel]) -> None:
         self._kernels = list(kernels)
 
     @staticmethod
     def of_rows(kind: type[Kernel], rows: np.ndarray[Any, np.dtype[np.float64]]) -> Columns:
-        """The same of a table with a row for each kernel, its columns in the order of `Kernel.sizes`."""
+        """Columns of a table with a row for each kernel and the columns in the order of `Kernel.sizes`."""
         columns = Columns(())
         columns.__dict__.update(zip(number_fields(kind), np.atleast_2d(np.asarray(rows, float)).T, strict=True))
         return columns

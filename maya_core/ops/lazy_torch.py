@@ -1,5 +1,4 @@
-"""torch, imported when something of it is first used: pricing a saved trace needs the descriptions of ops, but not torch, which
-takes seconds to import."""
+"""torch, imported when it is first used. Pricing a saved trace needs the descriptions of ops, but not torch, which takes seconds to import."""
 
 from __future__ import annotations
 

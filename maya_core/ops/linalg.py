@@ -1,5 +1,6 @@
-"""Solvers, factorizations and transforms: cuSOLVER, cuFFT and others that nobody measured. They are bound by arithmetic or by latency, not
-by bytes, so all that is said of them is a lower bound, by name. Matrices come out column by column, as LAPACK and cuSOLVER write them."""
+"""Solvers, factorizations and transforms of cuSOLVER, cuFFT and others, which were not measured. They are bound by arithmetic or latency, not
+by bytes, so their durations are lower bounds, and predictions name them. Resulting matrices are column-major, as LAPACK and cuSOLVER write them.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +33,13 @@ def solver(call: Call, platform: Platform) -> Work:
 values(*LINALG, "aten::linalg_vector_norm", "aten::linalg_cross", heavy=True)
 
 
-# ---- what comes out ----
+# ---- results ----
 def _by_columns(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
     return like.new_empty((*shape[:-2], shape[-1], shape[-2])).mT
 
 
 def _set_by_columns(out: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """`out` of that shape; one that came empty takes the layout of the factorization too."""
+    """Resizes `out` to this shape; an empty one also gets the layout of the factorization."""
     if out.numel() == 0 or out.shape == shape:
         out.resize_((*shape[:-2], shape[-1], shape[-2]))
         strides = list(out.stride())
@@ -69,7 +70,7 @@ def linalg_lstsq_out(
     rank: torch.Tensor,
     singular_values: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:
-    """CUDA has the driver 'gels' only: it assumes full rank and finds neither rank nor singular values."""
+    """CUDA has only the driver 'gels', which assumes full rank and computes neither rank nor singular values."""
     if driver not in (None, "gels"):
         raise RuntimeError("torch.linalg.lstsq: `driver` other than `gels` is not supported on CUDA")
     rows, columns = self.shape[-2:]

@@ -1,7 +1,7 @@
-"""Losses as one op. Kernels follow Loss.cpp, BinaryOps.cpp and cuda/Loss.cu, NLLLoss2d.cu, LossCTC.cu of ATen/native.
+"""Losses that are one op. Kernels follow Loss.cpp, BinaryOps.cpp and cuda/Loss.cu, NLLLoss2d.cu, LossCTC.cu of ATen/native.
 
-A structured loss makes its output at the shape of the input before it reduces into it: the scalar keeps that memory. CTC has a
-cuDNN form with conditions of its own.
+A structured loss allocates its output with the shape of the input before it reduces into it, and the scalar keeps that memory. CTC has a
+cuDNN version with its own conditions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _reduce(work: Work, call: Call, platform: Platform, each: Tensor) -> Work:
 
 
 def _each(call: Call) -> Tensor:
-    """The loss of each element, before it is reduced."""
+    """The kernel for the loss of each element, before the reduction."""
     source, result = call.inputs[0], call.results[0]
     return Tensor(result.dtype, source.sizes, packed(source.sizes), "cuda")
 
@@ -60,7 +60,7 @@ def loss(call: Call, platform: Platform) -> Work:
 
 @op("aten::binary_cross_entropy")
 def binary_cross_entropy(call: Call, platform: Platform) -> Work:
-    """Weights are multiplied in, and the total is copied into the output."""
+    """Multiplies by the weights, and copies the total to the output."""
     work = Work().launch(*_of_each(call))
     if call["reduction"] == NONE:
         return work
@@ -71,7 +71,7 @@ def binary_cross_entropy(call: Call, platform: Platform) -> Work:
 
 @op("aten::mse_loss_backward")
 def mse_loss_backward(call: Call, platform: Platform) -> Work:
-    """The gradient is made 0 first."""
+    """Zeroes the gradient first."""
     reads = [call.tensor(name) for name in ("grad_output", "self", "target")]
     given = [tensor for tensor in reads if tensor is not None]
     return Work().launch(streaming("fill", [], call.results), *one_kernel(None, given, call.results))
@@ -79,7 +79,7 @@ def mse_loss_backward(call: Call, platform: Platform) -> Work:
 
 @op("aten::binary_cross_entropy_backward")
 def binary_cross_entropy_backward(call: Call, platform: Platform) -> Work:
-    """The result is made of the gradient first."""
+    """Allocates the result like the gradient first."""
     result = call.results[0]
     given = [tensor for name in ("self", "target") if (tensor := call.tensor(name)) is not None]
     return Work().launch(
@@ -103,7 +103,7 @@ def log_sigmoid(call: Call, platform: Platform) -> Work:
 # ---- negative log likelihood ----
 @op("aten::nll_loss_forward")
 def nll_loss(call: Call, platform: Platform) -> Work:
-    """One block over all targets, or one thread each after the total weight is zeroed (cuda/Loss.cu)."""
+    """One block for all targets, or one thread for each after the total weight is zeroed (cuda/Loss.cu)."""
     scores, targets = call["self"], call["target"]
     read, written = moved(targets) + 32 * targets.numel, sum(map(moved, call.results))
     if call["reduction"] == NONE and len(scores.sizes) > 1:
@@ -113,7 +113,7 @@ def nll_loss(call: Call, platform: Platform) -> Work:
 
 @op("aten::nll_loss_backward")
 def nll_loss_backward(call: Call, platform: Platform) -> Work:
-    """The whole gradient zeroed, in parts past 2 GiB, then written where the targets are."""
+    """Zeroes the whole gradient, in parts past 2 GiB, then writes at the targets."""
     targets, result = call["target"], call.results[0]
     parts = tensor_iterator.parts(result, [])
     zeroed = Streaming("fill", 0, result.nbytes, result.numel).part(parts)
@@ -163,7 +163,7 @@ def cudnn_ctc_loss(call: Call, platform: Platform) -> Work:
 values(*aten("_ctc_loss", "_ctc_loss_backward", "_cudnn_ctc_loss"), mixes_devices=True)
 
 
-# ---- what comes out ----
+# ---- results ----
 # cuDNN's documented limit is 256; see _use_cudnn_ctc_loss in ATen/native/cudnn/LossCTC.cpp
 _LONGEST_CUDNN_TARGET = 256
 
@@ -216,12 +216,12 @@ def use_cudnn_ctc_loss_tensor(
 ) -> bool:
     if not _cudnn_takes(log_probs, targets, blank) or {input_lengths.dtype, target_lengths.dtype} != {torch.int32}:
         return False
-    return _targets_fit(input_lengths.tolist(), target_lengths.tolist())  # on a GPU this reads them back too
+    return _targets_fit(input_lengths.tolist(), target_lengths.tolist())  # on a GPU this copies them to the host, too
 
 
 @rule("aten::_use_miopen_ctc_loss", "aten::_use_miopen_ctc_loss.Tensor")
 def use_miopen_ctc_loss(rules: Rules, *_: Any) -> bool:
-    return False  # asked for on any GPU; MIOpen is AMD's
+    return False  # called on any GPU; MIOpen is AMD's
 
 
 @describe("aten::_cudnn_ctc_loss", "aten::_cudnn_ctc_loss.Tensor")
@@ -239,7 +239,7 @@ def ctc_loss_tensor(
     blank: int,
     zero_infinity: bool,
 ) -> Any:
-    # as CUDA's: the lengths are read back, and the form with lists of numbers does the work
+    # As on CUDA, the lengths are copied to the host, and the version with lists of numbers does the work.
     return torch.ops.aten._ctc_loss(
         log_probs, targets, input_lengths.tolist(), target_lengths.tolist(), blank, zero_infinity
     )

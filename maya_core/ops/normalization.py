@@ -16,16 +16,18 @@ from maya_core.ops.traffic import row_of, streaming
 from maya_core.ops.work import Work
 from maya_core.trace.call import Call, Tensor
 
-LONGEST_VECTORIZED = 2**24  # integers a float holds exactly: layer_norm_kernel.cu counts elements in one
+LONGEST_VECTORIZED = (
+    2**24
+)  # largest integers that a float represents exactly: layer_norm_kernel.cu counts elements in a float
 MAX_BLOCK = 512  # Normalization.cuh's MAX_BLOCK_SIZE
-ACCUMULATOR = 4  # bytes in which moments of halves and floats are kept
-WARP_ROW, WARP_ROW_BYTES = 1024, 4096  # SoftMax.cu: rows up to here are kept in the registers of one warp
+ACCUMULATOR = 4  # bytes of a moment of halves and floats
+WARP_ROW, WARP_ROW_BYTES = 1024, 4096  # SoftMax.cu: longest rows that the registers of one warp hold
 
 
 # ---- layer norm and RMS norm ----
 @op(*aten("native_layer_norm", "_fused_rms_norm"))
 def layer_norm(call: Call, platform: Platform) -> Work:
-    """One kernel that loads four elements at a time; moments and the rest apart where rows do not allow that."""
+    """One kernel that loads four elements at a time; two kernels, moments first, if the rows do not allow that."""
     source, width = call["input"], math.prod(call["normalized_shape"])
     work = Work()
     work.contiguous(source)
@@ -37,7 +39,7 @@ def layer_norm(call: Call, platform: Platform) -> Work:
 
 @op(*aten("native_layer_norm_backward", "_fused_rms_norm_backward"))
 def layer_norm_backward(call: Call, platform: Platform) -> Work:
-    """The gradient of the input row by row; those of weight and bias down the columns, of tall inputs in two stages."""
+    """The gradient of the input by rows; those of weight and bias by columns, in two stages for tall inputs."""
     grad, source, mask = call["grad_out"], call["input"], call["output_mask"]
     width = math.prod(call["normalized_shape"])
     rows = source.numel // max(width, 1)
@@ -51,7 +53,7 @@ def layer_norm_backward(call: Call, platform: Platform) -> Work:
     if not parameters:
         return work
     work.launch(Streaming("column_reduction", read, parameters * width * item, source.numel, rows))
-    if rows > 64 * 1024 and width // 32 < platform.sms // 2:  # tall: partial sums per block of rows, reduced by sum(0)
+    if rows > 64 * 1024 and width // 32 < platform.sms // 2:  # tall: partial sums of blocks of rows, reduced by sum(0)
         parts = min(-(-rows // 32), max(1, 2**20 // (-(-width // 32) * 32)))
         for _ in range(parameters):
             work.temporary(parts * width * item)
@@ -80,7 +82,7 @@ def softmax(call: Call, platform: Platform) -> Work:
 
 @op("aten::_softmax_backward_data")
 def softmax_backward(call: Call, platform: Platform) -> Work:
-    """grad * output first, in a kernel of its own."""
+    """Computes grad * output in a separate kernel first."""
     grad, output = call["grad_output"], call["output"]
     work = Work().out(0)
     work.temporary(grad.nbytes)
@@ -110,7 +112,7 @@ def masked_softmax(call: Call, platform: Platform) -> Work:
 # ---- group norm ----
 @op("aten::native_group_norm")
 def group_norm(call: Call, platform: Platform) -> Work:
-    """Moments; scale and shift fused into one factor and one term per channel; the transformation."""
+    """Computes moments, fuses scale and shift into one factor and one term for each channel, and transforms."""
     source, samples, channels, groups = call["input"], call["N"], call["C"], call["group"]
     item = max(4, source.itemsize)
     row = source.numel // max(samples * groups, 1)
@@ -150,7 +152,7 @@ def group_norm_backward(call: Call, platform: Platform) -> Work:
 
 # ---- batch norm ----
 def _by_channels_last_kernels(source: Tensor) -> bool:
-    """batch_norm_choose_impl: channels move fastest, as they also do in (N, C)."""
+    """batch_norm_choose_impl: whether channels are the innermost dimension, as they also are in (N, C)."""
     return source.strides[1] == 1 and source.is_dense
 
 
@@ -159,12 +161,12 @@ def _channel_row(source: Tensor) -> int:
 
 
 def _by_channel(source: Tensor) -> str:
-    """Statistics of a channel: its planes read one after the other, or down the columns where channels move fastest."""
+    """The kernel for the statistics of channels: by planes, or by columns if channels are the innermost dimension."""
     return "column_reduction" if _by_channels_last_kernels(source) else "channel_reduction"
 
 
 def _channels_last_grid(source: Tensor) -> tuple[int, int]:
-    """flexible_launch_configs for reductions that may be shared by blocks."""
+    """flexible_launch_configs for reductions that several blocks may share."""
     channels = source.sizes[1]
     rows = source.numel // channels
     width = min(last_pow2(channels), 32)
@@ -176,7 +178,7 @@ def _channels_last_grid(source: Tensor) -> tuple[int, int]:
 
 
 def _statistics(work: Work, source: Tensor, values: int, kernel: Streaming) -> Work:
-    """The statistics kernel; blocks that share a channel meet in `values` numbers per channel, behind semaphores."""
+    """The statistics kernel. Blocks that share a channel exchange `values` numbers per channel, guarded by semaphores."""
     if _by_channels_last_kernels(source):
         columns, shares = _channels_last_grid(source)
         if shares > 1:
@@ -195,7 +197,7 @@ def _statistics(work: Work, source: Tensor, values: int, kernel: Streaming) -> W
     )
 )
 def batch_norm(call: Call, platform: Platform) -> Work:
-    """Statistics, running ones, the transformation; in evaluation those that were kept are made ready."""
+    """Statistics, running statistics and the transformation; in evaluation, the running statistics are prepared."""
     source: Tensor = call["input"]
     channels = source.sizes[1]
     few = small(2 * channels * ACCUMULATOR)
@@ -213,7 +215,7 @@ def batch_norm_backward(call: Call, platform: Platform) -> Work:
     source, grad, mask = call["input"], call["grad_out"], call["output_mask"]
     read, row, channels = source.nbytes + grad.nbytes, _channel_row(source), source.sizes[1]
     if not _by_channels_last_kernels(source):
-        # both are read again to write the gradient, by the block that summed its channel
+        # The block that summed a channel reads both again to write the gradient.
         return Work().launch(Streaming("channel_reduction", 2 * read, source.nbytes, source.numel, row))
     outputs = list(range(len(call.results)))
     work = Work()
@@ -240,7 +242,7 @@ def batch_norm_backward_with_update(call: Call, platform: Platform) -> Work:
 
 @op(*aten("cudnn_batch_norm", "cudnn_batch_norm_backward"))
 def cudnn_batch_norm(call: Call, platform: Platform) -> Work:
-    """One persistent kernel: statistics and transformation, the input read twice where it does not stay on the chip."""
+    """One persistent kernel for statistics and transformation, which reads the input twice if it does not stay on the chip."""
     tensors = call.inputs[:2] if call.name.endswith("_backward") else call.inputs[:1]
     read = 2 * sum(tensor.nbytes for tensor in tensors)
     kernel = Streaming("channel_reduction", read, tensors[0].nbytes, tensors[0].numel, _channel_row(tensors[0]))
@@ -250,7 +252,7 @@ def cudnn_batch_norm(call: Call, platform: Platform) -> Work:
 # ---- SyncBatchNorm ----
 @op(*aten("batch_norm_stats", "batch_norm_backward_reduce"))
 def synchronized(call: Call, platform: Platform) -> Work:
-    """What SyncBatchNorm reduces on its own rank."""
+    """The reductions of SyncBatchNorm on its own rank."""
     source: Tensor = call["input"]
     backward = call.name == "aten::batch_norm_backward_reduce"
     read = source.nbytes + (call["grad_out"].nbytes if backward else 0)
@@ -269,7 +271,7 @@ def normalized_elementwise(call: Call, platform: Platform) -> Work:
 
 
 def _per_channel(input: torch.Tensor) -> torch.Tensor:
-    """Statistics are kept in float for half types, as at::acc_type says."""
+    """Statistics of half types are float, as in at::acc_type."""
     dtype = torch.float32 if input.dtype in (torch.float16, torch.bfloat16) else input.dtype
     return input.new_empty(input.size(1), dtype=dtype)
 

@@ -1,9 +1,9 @@
-"""Kernels of packages that are built with nvcc or written in Triton: Transformer Engine, Megatron's fused functions, mamba_ssm, DeepSpeed's
+"""Kernels of packages that are compiled with nvcc or written in Triton: Transformer Engine, Megatron's fused functions, mamba_ssm, DeepSpeed's
 quantizer.
 
-Each is one kernel that reads its inputs and writes its outputs with vector loads, whatever their dtypes and layouts: what
-TensorIterator pays for casts and strides these kernels do not. None of them was measured. A package's kernels that are not
-named here go by the rule of its namespace.
+Each is one kernel that reads its inputs and writes its outputs with vector loads, whatever their dtypes and layouts, so it has none of
+TensorIterator's costs for casts and strides. None of them was measured. Kernels of a package that are not named here follow the rule of
+the package's namespace.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from maya_core.ops.traffic import moved
 from maya_core.ops.work import Work
 from maya_core.trace.call import Call
 
-# Packages all of whose kernels stream, but for those named below.
+# Packages whose kernels all stream, except those named below.
 NAMESPACES = ("transformer_engine", "megatron", "mamba_ssm", "deepspeed")
 
 MULTI_TENSOR = tuple(f"transformer_engine::multi_tensor_{name}" for name in ("scale", "l2norm", "adam", "sgd"))

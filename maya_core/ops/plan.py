@@ -1,6 +1,6 @@
-"""What a call does on a platform: its kernels, and its allocations in order. A pure function of the two.
+"""Plans what a call does on a platform: its kernels, and its allocations in order. The plan is a pure function of the two.
 
-Where nobody described an op, the trace may have what its author said of it (an op of the program's own); else it is unknown.
+For an op without a rule, the trace may contain the kernels that the program described; otherwise the op is unknown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from maya_core.trace.call import Call
 
 
 def find(call: Call) -> Plan | None:
-    """Who knows what the op does: its overload, the op, or the rule for all ops of its kind."""
+    """The rule for the call: that of its overload, of its op, or of all ops of its kind."""
     plan = PLANS.get(call.op) or PLANS.get(call.name)
     if plan is not None:
         return plan
@@ -30,7 +30,7 @@ def find(call: Call) -> Plan | None:
 
 
 def plan(call: Call, platform: Platform) -> Work:
-    """What the call does. Of one that its rule was not written for, too little is known, and it is unknown."""
+    """What the call does. A call for which its rule was not written is unknown."""
     if call.triton is not None:
         return launched(call, call.triton)
     if call.results and not any(tensor.numel for tensor in call.results):
@@ -43,7 +43,7 @@ def plan(call: Call, platform: Platform) -> Work:
         return rule(call, platform)
     except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
         warnings.warn(
-            f"maya: what {call.op} launches is not known for this call ({type(error).__name__}: {error}); it is priced by its bytes alone.",
+            f"maya: what {call.op} launches is not known for this call ({type(error).__name__}: {error}); its duration is estimated from its bytes alone.",
             stacklevel=2,
         )
         return unknown(call)
@@ -55,7 +55,7 @@ def kernels_of(call: Call, platform: Platform) -> list[Kernel]:
 
 
 def flops_of(call: Call) -> int:
-    """Floating-point operations of the call, a multiply-add being two. Attention counts every query against every key."""
+    """The floating-point operations of the call; a multiply-add counts as two. Attention counts every query with every key."""
     if call.triton is not None:
         return call.triton.flops
     formula = FORMULAS.get(call.op) or FORMULAS.get(call.name)

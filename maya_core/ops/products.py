@@ -1,4 +1,4 @@
-"""Matrix products: cuBLAS, cublasLt and CUTLASS kernels, and what ATen copies so that they can read it.
+"""Matrix products: cuBLAS, cublasLt and CUTLASS kernels, and the copies that ATen makes so that they can read their operands.
 
 Follows cuda/Blas.cpp, cuda/cuBlasCommonArgs.h and GroupMM.cu of ATen/native/cuda.
 """
@@ -21,26 +21,31 @@ from maya_core.trace.call import Call, Tensor
 MIB = 2**20
 EPILOGUE_DTYPES = ("Double", "Float", "Half", "BFloat16")
 FIRST_TF32 = 80  # compute capability
-COMPLEX = 4  # real products to a complex one
-LAYOUTS = {(True, False): TN, (True, True): NN, (False, True): NT, (False, False): TT}  # whether A, B are row-major
+COMPLEX = 4  # real products in a complex one
+LAYOUTS = {
+    (True, False): TN,
+    (True, True): NN,
+    (False, True): NT,
+    (False, False): TT,
+}  # by whether A and B are row-major
 WITH_SUMMAND = aten(
     "addmm", "addmm_", "baddbmm", "baddbmm_", "addmv", "addmv_", "_addmm_activation", "addbmm", "addbmm_"
 )
 
 
 def blas_workspace_bytes(gpu: Gpu) -> int:
-    """The workspace ATen gives each cuBLAS handle and stream (ATen/cuda/CUDABlas workspaces)."""
+    """The size of the workspace that ATen allocates for each cuBLAS handle and stream (ATen/cuda/CUDABlas workspaces)."""
     if conf := os.environ.get("CUBLAS_WORKSPACE_CONFIG"):
         try:  # ":SIZE_KIB:COUNT" pairs
             numbers = [int(part) for part in conf.split(":") if part]
             return sum(size * 1024 * count for size, count in zip(numbers[::2], numbers[1::2], strict=True))
         except ValueError:
-            pass  # ATen warns and takes the default
+            pass  # ATen warns and uses the default
     return 32 * MIB if gpu.compute_capability[0] >= 9 else 2 * 4096 * 1024 + 8 * 16 * 1024
 
 
 def _blas_reads(matrix: Tensor) -> bool:
-    """Whether rows or columns (of each matrix of a batch) lie packed, one after the other."""
+    """Whether BLAS can read a matrix: its rows or columns (in each matrix of a batch) are packed."""
     if len(matrix.sizes) < 2:
         return True
     (rows, columns), (down, across) = matrix.sizes[-2:], matrix.strides[-2:]
@@ -48,7 +53,7 @@ def _blas_reads(matrix: Tensor) -> bool:
 
 
 def _row_major(matrix: Tensor) -> bool:
-    """Whether rows lie packed; what BLAS cannot read is copied so that they do. Of vectors, as for a full matrix."""
+    """Whether rows are packed. An operand that BLAS cannot read is copied, and then they are. Vectors count as full matrices."""
     (rows, columns), (down, across) = matrix.sizes[-2:], matrix.strides[-2:]
     if not _blas_reads(matrix):
         return True
@@ -60,7 +65,7 @@ def gemm_layout(first: Tensor, second: Tensor) -> int:
 
 
 def rate_of(call: Call, operand: Tensor, platform: Platform) -> str:
-    """The rate that products of such an operand run at: float32 on tensor cores where the program allows TF32."""
+    """The rate at which products of such operands run: float32 uses tensor cores if the program allows TF32."""
     if operand.dtype == "Float" and call.settings.tf32_products and platform.capability >= FIRST_TF32:
         return "tf32"
     return dtype(operand.dtype).rate
@@ -85,7 +90,7 @@ def product_flops(call: Call) -> int:
 
 
 def _copied(matrix: Tensor) -> Streaming:
-    """A copy that BLAS can read; what is contiguous but not readable (overlapping rows) is copied all the same."""
+    """Copies an operand that BLAS cannot read; one that is contiguous but unreadable (overlapping rows) is copied, too."""
     return streaming("strided", [matrix], [matrix]) if matrix.is_contiguous else relaid(matrix, matrix.packed())
 
 
@@ -95,7 +100,7 @@ def _multiply(work: Work, call: Call, first: Tensor, second: Tensor, kernel: Gem
             work.temporary(matrix.nbytes)
             work.launch(_copied(matrix))
     given = call.get("out")
-    if given is not None and not _blas_reads(given):  # worked on in a copy, and copied back
+    if given is not None and not _blas_reads(given):  # computed in a copy, which is then copied back
         work.temporary(given.nbytes)
         copy = _copied(given)
         return work.launch(copy, kernel, copy).blas()
@@ -109,7 +114,7 @@ def product(call: Call, platform: Platform) -> Work:
 
 
 def _bias_in_epilogue(call: Call) -> bool:
-    """Whether cublasLt adds the summand as a bias."""
+    """Whether cublasLt adds the summand as a bias in its epilogue."""
     bias, first, second = call.inputs[:3]
     if (
         not call.name.startswith("aten::addmm")
@@ -124,7 +129,7 @@ def _bias_in_epilogue(call: Call) -> bool:
 
 
 def _summand(work: Work, call: Call) -> Work:
-    """The summand is copied into the result first."""
+    """Copies the summand into the result first."""
     summand, result = call.inputs[0], call.results[0]
     alike = summand.sizes == result.sizes and summand.is_contiguous
     return work.launch(Copy("d2d", result.nbytes) if alike else streaming("strided", [summand], [result]))
@@ -141,7 +146,7 @@ def product_and_sum(call: Call, platform: Platform) -> Work:
 
 @op(*aten("addmm_", "baddbmm_", "_addmm_activation"), flops=product_flops)
 def product_added(call: Call, platform: Platform) -> Work:
-    """What is added to is the result itself, or a bias in the epilogue."""
+    """The summand is the result itself, or a bias in the epilogue."""
     first, second = _operands(call)
     return _multiply(Work().out(0), call, first, second, _gemm(call, first, second, platform))
 
@@ -166,7 +171,7 @@ def matrix_vector(call: Call, platform: Platform) -> Work:
 
 @op(*aten("dot", "vdot"))
 def dot(call: Call, platform: Platform) -> Work:
-    """cuBLAS reduces; two vectors are read and nothing is used twice."""
+    """A reduction by cuBLAS: it reads two vectors, each once."""
     first, second = call.inputs[:2]
     kernel = streaming("reduction", [first, second], call.results, row=first.numel, elements=first.numel)
     return Work().out(0).launch(kernel).blas()
@@ -181,8 +186,8 @@ def grouped_flops(call: Call) -> int:
 
 
 def _groups(call: Call) -> tuple[int, float, float, float]:
-    """Groups, rows of all of them, columns and inner dimension of one. How many rows fall to each is a matter of values:
-    they are taken to be alike."""
+    """The number of groups, the rows of all together, and the columns and inner dimension of one. How the rows are divided depends
+    on values: groups are assumed to be equal."""
     first, second = call.inputs[:2]
     offsets = call.get("offs")
     groups = offsets.sizes[0] if offsets is not None else first.sizes[0]
@@ -196,7 +201,8 @@ def _groups(call: Call) -> tuple[int, float, float, float]:
 
 @op("aten::_grouped_mm", flops=grouped_flops)
 def grouped(call: Call, platform: Platform) -> Work:
-    """CUTLASS's grouped kernel for bfloat16 on sm_90 and sm_100 (GroupMM.cu); else the offsets are read back and each group is a product."""
+    """CUTLASS's grouped kernel for bfloat16 on sm_90 and sm_100 (GroupMM.cu); otherwise the offsets are copied to the host, and each group
+    is a product of its own."""
     first, second = call.inputs[:2]
     groups, m, n, k = _groups(call)
     rate, layout = rate_of(call, first, platform), gemm_layout(first, second)
@@ -209,7 +215,7 @@ def grouped(call: Call, platform: Platform) -> Work:
         return work.launch(Copy("d2h", moved(offsets)), *[each] * groups).blas()
     work.temporary(60 * groups)
     work.temporary(512 * platform.sms)
-    # a kernel writes each group's problem, pointers and strides first
+    # First, a kernel writes the problem sizes, pointers and strides of each group.
     return work.launch(INCLUDED, GroupedGemm(rate, groups, m, n, k, layout))
 
 
@@ -230,14 +236,14 @@ values(
 )  # fmt: skip
 
 
-# ---- what comes out ----
+# ---- results ----
 @describe("aten::_scaled_mm.out", "aten::_scaled_mm_v2.out")
 def scaled_mm_out(self: torch.Tensor, mat2: torch.Tensor, *_: object, out: torch.Tensor) -> torch.Tensor:
     return out.resize_((self.size(0), mat2.size(1)))
 
 
 def _check_grouped_operand(matrix: torch.Tensor) -> None:
-    """Rows or columns must be packed, and start at multiples of 16 bytes."""
+    """Checks that rows or columns are packed, and start at multiples of 16 bytes."""
     row, column = matrix.stride()[-2:]
     rows, columns = matrix.shape[-2:]
     if column == 1 and row >= max(1, columns):
@@ -260,7 +266,7 @@ def grouped_mm(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """torch's Meta kernel wants bfloat16; CUDA multiplies group by group in other types. Rows are padded to 16 bytes."""
+    """torch's Meta kernel requires bfloat16; CUDA multiplies other types group by group. Rows are padded to 16 bytes."""
     for matrix in (self, mat2):
         _check_grouped_operand(matrix)
     dtype = out_dtype or self.dtype

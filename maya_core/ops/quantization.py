@@ -1,4 +1,4 @@
-"""Quantization: fake quantization in training; quantized tensors themselves are not emulated. Follows FakeQuantizeCore.cu of ATen/native."""
+"""Fake quantization in training. Quantized tensors themselves are not emulated. Follows FakeQuantizeCore.cu of ATen/native."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def fake_quantize(call: Call, platform: Platform) -> Work:
     return Work().launch(*one_kernel(None, call.inputs, call.results or call.inputs[:1]))
 
 
-# ---- what comes out ----
+# ---- results ----
 @describe("aten::_fake_quantize_learnable_per_tensor_affine", "aten::_fake_quantize_learnable_per_channel_affine")
 def like_first(self: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
     return torch.empty_like(self)

@@ -22,19 +22,19 @@ DRAWN_IN_PLACE = aten(
 
 @op(*DRAWN_IN_PLACE)
 def drawn(call: Call, platform: Platform) -> Work:
-    """The tensor is written and not read."""
+    """Fills a tensor, which is written and not read."""
     return Work().launch(*one_kernel("random", call.inputs[1:], call.results or call.inputs[:1]))
 
 
 @op(*aten("bernoulli", "binomial", "normal", "poisson", "_standard_gamma", "_sample_dirichlet", "_dirichlet_grad", "_standard_gamma_grad"))  # fmt: skip
 def drawn_from(call: Call, platform: Platform) -> Work:
-    """Of parameters that are tensors themselves."""
+    """Draws with parameters that are tensors themselves."""
     return Work().launch(*one_kernel(None, call.inputs, call.results or call.inputs[:1]))
 
 
 @op("aten::native_dropout")
 def dropout(call: Call, platform: Platform) -> Work:
-    """The mask is made before the result."""
+    """Allocates the mask before the result."""
     return Work().out(1, 0).launch(*one_kernel("dropout", call.inputs, call.results))
 
 
@@ -45,7 +45,7 @@ def fused_dropout(call: Call, platform: Platform) -> Work:
 
 @op("aten::randperm")
 def randperm(call: Call, platform: Platform) -> Work:
-    """Random keys, with enough bits that few are alike, are sorted with the numbers they came with; ties are shuffled after."""
+    """Sorts the numbers by random keys, which have enough bits that few are equal, then shuffles ties."""
     result = call.results[0]
     n, item = result.numel, result.itemsize
     key_bits = min(64, math.ceil(math.log2(n - (6 * n * n + 1) / (math.log(0.9) * 12)))) if n > 1 else 1
@@ -60,7 +60,7 @@ def randperm(call: Call, platform: Platform) -> Work:
 
 @op("aten::multinomial")
 def multinomial(call: Call, platform: Platform) -> Work:
-    """Probabilities checked, then the largest of each over an exponential draw (Distributions.cpp)."""
+    """Checks the probabilities, divides them by exponential samples, and takes the largest (Distributions.cpp)."""
     source = call.inputs[0]
     row = source.sizes[-1]
     rows = source.numel // max(row, 1)
@@ -79,7 +79,7 @@ values(*DRAWN_IN_PLACE[:8], only_writes=True)
 values("aten::multinomial", assume=Assume.RANDOM_INDICES)
 
 
-# ---- what comes out ----
+# ---- results ----
 @describe("aten::_standard_gamma_grad", "aten::_dirichlet_grad", "aten::_sample_dirichlet", "aten::binomial")
 def like_first(self: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
     return torch.empty_like(self)

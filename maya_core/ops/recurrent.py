@@ -1,14 +1,14 @@
-"""LSTM, GRU and RNN on cuDNN, after aten/src/ATen/native/cudnn/RNN.cpp of torch 2.13, and the pointwise part of cells that are products
-otherwise (cuda/RNN.cu).
+"""LSTM, GRU and RNN on cuDNN, following aten/src/ATen/native/cudnn/RNN.cpp of torch 2.13, and the pointwise part of cells, which otherwise
+consist of products (cuda/RNN.cu).
 
-cuDNN keeps all weights of a network in one buffer, which `flatten_parameters` makes the parameters views of; gradients
-come as views of one buffer in the same way. The sizes that only cuDNN knows are computed as follows:
+cuDNN keeps all weights of a network in one buffer; `flatten_parameters` makes the parameters views of it. Gradients are views of one buffer
+in the same way. The sizes that only cuDNN knows are computed as follows:
 
 - weight buffer: the elements of all weights, without padding between them;
-- reserve space: what the backward reads again, per time step, sample, layer and direction: the activated gates, for
-  LSTM the cell state, for GRU the candidate's hidden part before its reset, and the output of every layer but the
-  last; with dropout one byte of mask per element passed from layer to layer;
-- dropout state: one 16-byte generator state per thread the GPU can run at once.
+- reserve space: what the backward pass reads, for each time step, sample, layer and direction: the activated gates, for LSTM the cell
+  state, for GRU the candidate's hidden part before its reset, and the output of every layer but the last; with dropout, one byte of mask
+  for each element passed from layer to layer;
+- dropout state: one 16-byte generator state for each thread that the GPU can run at once.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def backward_flops(call: Call) -> int:
 
 
 def _layers(call: Call, backward: int) -> Work:
-    """All of a call as one: what cuDNN launches inside was only measured together."""
+    """One kernel for the whole call, because what cuDNN launches was only measured together."""
     source = call["input"]
-    if lengths := call.get("batch_sizes"):  # packed: rows of all steps in one
+    if lengths := call.get("batch_sizes"):  # a packed sequence: the rows of all steps are in one dimension
         steps, batch = len(lengths), source.sizes[0] / len(lengths)
-    else:  # the state says which of the input's dimensions is the batch, however the input lies
+    else:  # the size of the state tells which dimension of the input is the batch
         batch = call["hx"].sizes[1]
         steps = source.numel / max(batch * source.sizes[-1], 1)
     return Work().launch(
@@ -86,11 +86,11 @@ def cell(call: Call, platform: Platform) -> Work:
 values(*aten("_cudnn_rnn", "_cudnn_rnn_backward"), heavy=True, mixes_devices=True)
 
 
-# ---- what comes out ----
+# ---- results ----
 def _pieces(buffer: torch.Tensor, weights: Sequence[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
-    """Where each weight lies in cuDNN's buffer: the matrices of all layers, then the biases of all layers.
+    """The place of each weight in cuDNN's buffer: the matrices of all layers, then the biases of all layers.
 
-    The pieces share the buffer's memory without being views of it to autograd, as those ATen makes.
+    As in ATen, the pieces share the buffer's memory, but autograd does not know them as views of it.
     """
     order = [i for i, weight in enumerate(weights) if weight.dim() > 1] + [
         i for i, weight in enumerate(weights) if weight.dim() == 1
@@ -106,7 +106,7 @@ def _elements(weights: Sequence[torch.Tensor]) -> int:
 
 
 def _shared_buffer(weights: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """The buffer all weights are views of, if there is one."""
+    """The buffer of which all weights are views, if there is one."""
     storage = weights[0].untyped_storage()
     if storage.nbytes() != _elements(weights) * weights[0].element_size():
         return None
@@ -134,7 +134,7 @@ def reserve_bytes(
     directions: int,
     dropout: float,
 ) -> int:
-    """The reserve space of a training forward: see the head of this file."""
+    """The reserve space of a forward pass in training; the module's docstring describes it."""
     kept = layers * directions * hidden_size * KEPT_PER_UNIT[mode]
     passed_on = (layers - 1) * directions * output_size
     return steps_times_batch * (itemsize * (kept + passed_on) + (passed_on if dropout else 0))
@@ -187,7 +187,7 @@ def autocast_cudnn_rnn(
     cx: torch.Tensor | None,
     *network: Any,
 ) -> Any:
-    """Casts to float16, whatever autocast's own dtype, and flattens the cast weights (aten/src/ATen/cudnn/AutocastRNN.cpp)."""
+    """Casts to float16, whatever the dtype of autocast is, and flattens the cast weights (aten/src/ATen/cudnn/AutocastRNN.cpp)."""
 
     def cast(tensor: torch.Tensor | None) -> torch.Tensor | None:
         return (

@@ -1,4 +1,4 @@
-"""Reductions: gpu_reduce_kernel splits long reductions over blocks, which then meet in a buffer of global memory.
+"""Reductions: gpu_reduce_kernel splits long reductions over blocks, which combine their results in a buffer in global memory.
 
 Follows ATen/native/cuda/Reduce.cuh (setReduceConfig) and ReduceOps.cpp.
 """
@@ -32,10 +32,10 @@ def _div_up(a: int, b: int) -> int:
 
 @dataclass(frozen=True)
 class ReductionKind:
-    """What a family of reductions is compiled with: vt0, its vector width, bytes of an accumulator."""
+    """The compile-time parameters of a family of reductions: vt0, its vector width, and the bytes of an accumulator."""
 
     vt0: int = 4
-    accumulator: int | None = None  # None: that of the input, at least 4 bytes for halves
+    accumulator: int | None = None  # None: the size of the input's dtype, at least 4 bytes for halves
     wide_halves: bool = False  # loads halves 8 at a time
     widens: bool = True  # halves are accumulated in float
 
@@ -53,7 +53,7 @@ ITSELF = ReductionKind(widens=False)  # a maximum is one of the elements
 WITH_INDEX = ReductionKind(accumulator=16)
 SMALL_INTEGERS = ("Bool", "Byte", "Char", "Short", "Int")
 SUMS = aten("sum", "nansum", "prod")
-EXTREMES = aten("max", "min")  # of two tensors they are elementwise
+EXTREMES = aten("max", "min")  # with two tensors they are elementwise
 KINDS = {
     f"aten::{name}": kind
     for name, kind in {
@@ -68,14 +68,14 @@ KINDS = {
 
 @dataclass(frozen=True)
 class GlobalReduce:
-    """What blocks that share an output meet in."""
+    """The memory in which blocks that share an output combine their results."""
 
     buffer_bytes: int
     semaphore_bytes: int
 
 
 def _vectors(it: tensor_iterator.Iterator, kept: int, inp: list[int], item: int) -> int:
-    """Outputs that a thread loads side by side: as many as divide every size and stride."""
+    """The number of adjacent outputs that a thread loads together: it must divide every size and stride."""
     vector = 4
     for number in [it.shape[kept]] + [inp[d] // item for d in range(len(it.shape)) if d != kept]:
         while number % vector:
@@ -130,7 +130,7 @@ def _reduced(source: Tensor, dims: list[int]) -> set[int]:
 def reduction_parts(
     source: Tensor, dims: list[int], kind: ReductionKind, platform: Platform
 ) -> list[GlobalReduce | None]:
-    """One entry per kernel launched: what it needs of global memory, if anything."""
+    """One entry for each kernel: the global memory that it needs, if any."""
     rank = len(source.sizes)
     reduced = _reduced(source, dims)
     kept = 1
@@ -141,12 +141,12 @@ def reduction_parts(
             kept *= source.sizes[d]
     in_strides = [stride * source.itemsize for stride in source.strides]
     whole = tensor_iterator.make(list(source.sizes), [out_strides, in_strides], reduction=True)
-    # a dimension of one that is kept has stride 0 too, but nothing to reduce
+    # A kept dimension of size 1 has stride 0, too, but nothing to reduce.
     return [_part(part, kind, source, platform) for part in tensor_iterator.splits(whole)]
 
 
 def reduction_kernel(source: Tensor, dims: Any, written: float) -> Streaming:
-    """The kernel that reduces these dimensions (all, if none): along memory, or down its columns."""
+    """The kernel that reduces these dimensions (all of them if none are given): along rows or along columns."""
     rank = len(source.sizes)
     pattern = "reduction"
     if rank and dims not in (None, []):
@@ -166,14 +166,14 @@ def add_reduction(
     result: Tensor | None = None,
     written: float | None = None,
 ) -> Work:
-    """Adds the kernels of a reduction, with their buffers, to work that has allocated its output (`result`, if not of the input's dtype)."""
+    """Adds the kernels of a reduction and their buffers to work that has already allocated its output (`result`, if its dtype differs)."""
     outputs = source.numel // max(1, math.prod(source.sizes[d] for d in _reduced(source, dims)))
     kernel = reduction_kernel(source, dims, outputs * source.itemsize if written is None else written)
     if source.numel == 0:
         return work.launch(kernel)
     parts = reduction_parts(source, dims, kind, platform)
     between = None
-    if len(parts) > 1:  # what one part has accumulated the next goes on with: in the output, if that is wide enough
+    if len(parts) > 1:  # each part continues with the sum of the one before: in the output, if it is wide enough
         if (result.itemsize if result else source.itemsize) < kind.accumulator_bytes(source):
             between = work.temporary(outputs * kind.accumulator_bytes(source))
         kernel = kernel.part(len(parts))
@@ -187,7 +187,7 @@ def add_reduction(
 
 
 def _as_accumulated(call: Call, source: Tensor) -> Tensor:
-    """The input as the reduction reads it: sums of small integers and of other dtypes are cast before, halves as they are read."""
+    """The input as the reduction reads it: sums of small integers and to other dtypes cast it first, while halves are cast on reading."""
     if call.name in SUMS and source.dtype in SMALL_INTEGERS and call.get("dtype") is None:
         return source._replace(dtype="Long")
     result = call.results[0] if call.results else None
@@ -228,7 +228,7 @@ values(*aten("amax", "amin", "max", "min", "mean"), keeps_uniform=True)
 values(*aten("argmax", "argmin", "max.dim", "min.dim", "max.dim_max", "min.dim_min"), assume=Assume.RANDOM_INDICES)
 
 
-# ---- what comes out ----
+# ---- results ----
 @describe("aten::_aminmax")
 def aminmax(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return self.new_empty(()), self.new_empty(())

@@ -1,8 +1,8 @@
-"""Where ops are described: under their full name, `aten::native_layer_norm`, or with an overload where that alone is meant,
-`aten::pow.Scalar`. Two ops of one name in two namespaces never meet.
+"""The registry of op descriptions, by full name: `aten::native_layer_norm`, or `aten::pow.Scalar` for one overload only. Ops with the same
+name in two namespaces are different ops.
 
-`@op` says which kernels a call launches and what memory it takes on the way, `@flops` how many operations it is, `values` what
-becomes of values on the device. What comes out of an op where torch's Meta kernel cannot say is in `rules`.
+`@op` registers the kernels and allocations of a call, and with `flops` its floating-point operations. `values` declares how an op treats
+values on the device. Results that torch's Meta kernel cannot describe are in `rules`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FORMULAS: dict[str, Formula] = {}
 
 
 def op(*names: str, flops: Formula | None = None) -> Callable[[Plan], Plan]:
-    """Registers what ops do on a platform, and their floating-point operations, a multiply-add being two."""
+    """Registers what ops do on a platform, and their floating-point operations; a multiply-add counts as two."""
 
     def register(plan: Plan) -> Plan:
         for name in names:
@@ -38,7 +38,7 @@ def op(*names: str, flops: Formula | None = None) -> Callable[[Plan], Plan]:
 
 
 class Assume(enum.IntEnum):
-    """What is taken to come out of an op whose inputs nobody knows. The native device is given these by name at install."""
+    """What is assumed about the result of an op whose inputs are unknown. The native device receives these at install."""
 
     NOTHING = 0
     ALL_FINITE = 1
@@ -51,15 +51,13 @@ class Assume(enum.IntEnum):
 
 @dataclass
 class Values:
-    """How an op treats values, as far as its schema and torch's tags do not say."""
+    """How an op treats values, where its schema and torch's tags do not say it."""
 
     assume: Assume = Assume.NOTHING
     only_writes: bool = False  # the first argument is written and not read
-    keeps_uniform: bool = False  # of a tensor with one value everywhere, so is the result
-    heavy: bool = (
-        False  # multiplies: too much for the host but for tiny tensors, and torch's switches decide its kernel
-    )
-    mixes_devices: bool = False  # takes tensors of the host beside those of the device
+    keeps_uniform: bool = False  # if an input has one value everywhere, so has the result
+    heavy: bool = False  # a matrix product: the host computes only tiny ones, and torch's switches decide its kernel
+    mixes_devices: bool = False  # accepts host tensors together with device tensors
 
 
 VALUES: dict[str, Values] = {}
@@ -67,7 +65,7 @@ VALUES: dict[str, Values] = {}
 
 def values(*names: str, assume: Assume | None = None, only_writes: bool = False, keeps_uniform: bool = False,
            heavy: bool = False, mixes_devices: bool = False) -> None:  # fmt: skip
-    """Says of ops, by their name without overload, how they treat values; what was said before stays."""
+    """Declares how ops treat values, by their names without overload. Earlier declarations stay."""
     for name in names:
         known = VALUES.setdefault(name, Values())
         known.assume = known.assume if assume is None else assume
@@ -78,5 +76,5 @@ def values(*names: str, assume: Assume | None = None, only_writes: bool = False,
 
 
 def aten(*names: str) -> tuple[str, ...]:
-    """Full names of ATen's ops."""
+    """The full names of ops of ATen."""
     return tuple(f"aten::{name}" for name in names)

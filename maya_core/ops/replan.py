@@ -1,8 +1,8 @@
-"""A trace's memory on another GPU: the same calls with the temporaries, workspaces and attention kernels of that GPU.
+"""Computes a trace's memory on another GPU: the same calls with the temporaries, workspaces and attention kernels of that GPU.
 
-What a kernel takes and gives back within its call is marked in a trace. On another GPU the calls are planned anew, and such a block gets the
-size of what the call takes there at its fullest. Whatever lives longer is the program's own and stays. The number of events stays
-too, so what refers to them by number holds.
+Memory that a kernel allocates and frees within its call is marked in a trace. The calls are planned for the other GPU, and such a block gets
+the size that the call needs there at its peak. Memory that lives longer belongs to the program and stays as it is. The number of events
+stays the same, so references to them stay valid.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from maya_core.trace.memory_peaks import blocks, devices_used
 from maya_core.trace.rank import RankTrace
 from maya_core.trace.schema import TEMPORARY, Category, EventKind
 
-ROUND = 512  # the allocator's
-UNSPLIT = 2**20  # a large block that is larger by up to so much is given whole
+ROUND = 512  # block granularity of the allocator
+UNSPLIT = 2**20  # a large block that exceeds a request by no more than this is not split
 
 
 @dataclass(frozen=True)
 class Replanned:
-    """A trace with another GPU's temporaries and workspaces in it."""
+    """A trace with the temporaries and workspaces of another GPU."""
 
     trace: RankTrace
-    unplaced_bytes: int  # the most that a call takes there for which the recorded one has no block to hold it
+    unplaced_bytes: int  # the largest need of a call on that GPU for which the recorded call has no block
 
 
 def _rounded(nbytes: int) -> int:
@@ -38,11 +38,11 @@ def _rounded(nbytes: int) -> int:
 
 
 def beyond_outputs(call: Call, work: Work) -> int:
-    """Bytes that a call takes at its fullest beyond what it leaves behind."""
+    """The bytes that a call needs at its peak beyond its outputs."""
     outputs = [_rounded(tensor.nbytes) for tensor in call.results]
     held: list[int] = []
     made: set[int] = set()
-    now = fullest = 0
+    now = peak = 0
     for step, value in work.program:
         if step == Step.TEMPORARY:
             held.append(_rounded(value))
@@ -53,37 +53,37 @@ def beyond_outputs(call: Call, work: Work) -> int:
         elif step == Step.OUTPUT and value < len(outputs) and value not in made:
             made.add(value)
             now += outputs[value]
-        fullest = max(fullest, now)
+        peak = max(peak, now)
     rest = sum(size for place, size in enumerate(outputs) if place not in made)
-    fullest = max(fullest, now + rest)
-    return fullest - sum(outputs)
+    peak = max(peak, now + rest)
+    return peak - sum(outputs)
 
 
 def replanned(trace: RankTrace, recorded: Platform, platform: Platform) -> Replanned:
-    """The trace as it would have been recorded on the platform, as far as its memory goes."""
+    """The trace with the memory events that it would have if it were recorded on the platform."""
     events = trace.events.copy()
-    here = [beyond_outputs(call, plan(call, recorded)) for call in trace.calls]
-    there = [beyond_outputs(call, plan(call, platform)) for call in trace.calls]
-    unplaced = _place_temporaries(events, here, there)
+    before = [beyond_outputs(call, plan(call, recorded)) for call in trace.calls]
+    after = [beyond_outputs(call, plan(call, platform)) for call in trace.calls]
+    unplaced = _place_temporaries(events, before, after)
     _resize_workspaces(trace, events, blas_workspace_bytes(recorded.gpu), blas_workspace_bytes(platform.gpu))
     return Replanned(replace(trace, events=events), unplaced)
 
 
-def _place_temporaries(events: np.ndarray, here: Sequence[int], there: Sequence[int]) -> int:
-    """Gives the blocks of each call's temporaries the size they have there; returns the most that found no block."""
+def _place_temporaries(events: np.ndarray, before: Sequence[int], after: Sequence[int]) -> int:
+    """Gives the blocks of each call's temporaries their new sizes. Returns the largest need of a call without such a block."""
     temporary = (events["flags"] & TEMPORARY) > 0
     made = np.flatnonzero(temporary & (events["kind"] == EventKind.ALLOC))
     freed = np.flatnonzero(temporary & (events["kind"] == EventKind.FREE))
     calls = np.flatnonzero(events["kind"] == EventKind.OP)
-    changed = np.array([a != b for a, b in zip(here, there, strict=True)], bool)
-    sizes = np.array(there, np.int64)
+    changed = np.array([a != b for a, b in zip(before, after, strict=True)], bool)
+    sizes = np.array(after, np.int64)
     wanted = np.zeros(len(events), bool)
     for thread in np.unique(events["thread"][calls]).tolist():
         own = calls[events["thread"][calls] == thread]
         blocks = made[events["thread"][made] == thread]
         place = np.searchsorted(own, blocks)
         blocks, place = blocks[place < len(own)], place[place < len(own)]
-        owner = own[place]  # the call that a block is of: the next one on its thread
+        owner = own[place]  # the call that a block belongs to: the next one on its thread
         subject = events["subject"][owner]
         _, first = np.unique(owner, return_index=True)
         size = np.zeros(len(blocks), np.int64)
@@ -99,7 +99,7 @@ def _place_temporaries(events: np.ndarray, here: Sequence[int], there: Sequence[
 
 
 def _ends_of(events: np.ndarray, blocks: np.ndarray, freed: np.ndarray) -> np.ndarray:
-    """Where each block is given back: the next event that frees its address; -1 if none does."""
+    """The event that frees each block: the next one that frees its address; -1 if none does."""
     ends = np.full(len(blocks), -1, np.int64)
     if not len(freed):
         return ends
@@ -116,7 +116,7 @@ def _ends_of(events: np.ndarray, blocks: np.ndarray, freed: np.ndarray) -> np.nd
 
 
 def _resize_workspaces(trace: RankTrace, events: np.ndarray, recorded: int, wanted: int) -> None:
-    """cuBLAS's workspaces, which are labelled as such, in the size they have there. One that the user sized stays."""
+    """Gives cuBLAS's workspaces, which are labelled, the size of the other GPU. One whose size the user chose stays."""
     for device in devices_used(trace):
         every = blocks(trace, device)
         usual = (every.bytes >= recorded) & (every.bytes < recorded + UNSPLIT)

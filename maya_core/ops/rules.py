@@ -1,15 +1,15 @@
-"""What comes out of ops where torch's Meta kernels cannot say: sizes that depend on values, cuDNN's own formats, sparse layouts.
+"""Rules for the results of ops that torch's Meta kernels cannot describe: sizes that depend on values, cuDNN's own formats, sparse layouts.
 
 There are three kinds of rules, by what decides the result:
 
-- `@describe` is a Meta kernel that torch lacks or that does not know what cuDNN does. It sees tensors without data and
-  is asked once per new kind of call, so it costs nothing on the hot path. Prefer it.
-- `@rule` is called every time, with the tensors on the emulated device. It is for results that depend on values, or
-  that share memory in ways metadata cannot say. It makes its outputs with ordinary torch calls, fills in values where
-  it knows them and records the kernel.
-- `@sparse_rule` and `@compressed_rule` are the same for tensors of a sparse layout, COO and CSR.
+- `@describe` is a Meta kernel that torch lacks, or that replaces one of torch's that does not know what cuDNN does. It gets
+  tensors without data and is called once for each new call, so it costs nothing on the hot path. Prefer it.
+- `@rule` is called every time, with the tensors on the emulated device. It is for results that depend on values, or that
+  share memory in ways that metadata cannot express. It makes its outputs with ordinary torch calls, fills in values where
+  it knows them, and records the kernel.
+- `@sparse_rule` and `@compressed_rule` are such rules for tensors of a sparse layout, COO and CSR.
 
-Besides, `@autocast_rule` says what autocast does to an op that only a CUDA build of torch has a cast for.
+In addition, `@autocast_rule` says what autocast does to an op for which only a CUDA build of torch has a cast.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _registers(table: dict[str, Callable[..., Any]], ops: Sequence[str]) -> _Reg
 
 
 def rule(*ops: str) -> _Register:
-    """Registers a rule for ops named as 'aten::nonzero' or 'aten::nonzero.out'. The first argument the rule gets is `Rules`.
+    """Registers a rule for ops, named like 'aten::nonzero' or 'aten::nonzero.out'. Its first argument is `Rules`.
 
     A program may add rules while it is being emulated, before it first calls the op.
     """
@@ -61,29 +61,29 @@ def rule(*ops: str) -> _Register:
 
 
 def describe(*ops: str) -> _Register:
-    """Registers a Meta kernel for ops of ATen. Keyword-only arguments of the op, such as `out`, come by keyword."""
+    """Registers a Meta kernel for ops of ATen. Keyword-only arguments of the op, such as `out`, are passed by keyword."""
     return _registers(_DESCRIPTIONS, ops)
 
 
 def sparse_rule(*ops: str) -> _Register:
-    """Registers a rule for ops on sparse COO tensors. The first argument is `Rules`; keyword-only arguments come by keyword."""
+    """Registers a rule for ops on sparse COO tensors. The first argument is `Rules`; keyword-only arguments are passed by keyword."""
     return _registers(_SPARSE_RULES, ops)
 
 
 def compressed_rule(*ops: str) -> _Register:
-    """As `sparse_rule`, for CSR tensors and their like."""
+    """Registers a rule for ops on compressed sparse tensors, such as CSR, like `sparse_rule`."""
     return _registers(_COMPRESSED_RULES, ops)
 
 
 def autocast_rule(*ops: str) -> _Register:
-    """Registers what to do with the op under torch.autocast("cuda"): a function of the op's arguments, differentiated as usual."""
+    """Registers a function that replaces the op under torch.autocast("cuda"). It gets the op's arguments and is differentiated as usual."""
     return _registers(_AUTOCAST_RULES, ops)
 
 
 def _library(key: str, functions: dict[str, Callable[..., Any]]) -> torch.library.Library:
     library = torch.library.Library("aten", "IMPL", key)  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that we override kernels is the point
+        warnings.simplefilter("ignore", UserWarning)  # torch warns that kernels are overridden, which is intended
         for op, function in functions.items():
             library.impl(op.removeprefix("aten::"), function, allow_override=True)  # type: ignore[no-untyped-call]
     return library
@@ -97,7 +97,7 @@ def without_autocast() -> AbstractContextManager[object]:
 
 
 def _as_on_cpu(name: str) -> Callable[..., Any]:
-    """The kernel of an op on CSR tensors that is one function for CPU and CUDA, made of other ops."""
+    """The kernel of an op on CSR tensors that has one implementation for CPU and CUDA, made of other ops."""
     base, _, overload = name.partition(".")
     op = getattr(getattr(torch.ops.aten, base), overload or "default")
     key = torch._C.DispatchKeySet(torch._C.DispatchKey.SparseCsrCPU)
@@ -105,10 +105,10 @@ def _as_on_cpu(name: str) -> Callable[..., Any]:
 
 
 class Rules:
-    """What a rule can ask of the device."""
+    """What a rule can do with the device."""
 
     def __init__(self, native: ModuleType, compressed_ops: Sequence[str]) -> None:
-        """`compressed_ops` are those on CSR tensors that torch wrote once for CPU and CUDA."""
+        """`compressed_ops` are the ops on CSR tensors that have one implementation for CPU and CUDA."""
         self._native = native
         self.table = {op: self._bind(function) for op, function in _RULES.items()}  # as the native device calls them
         _IN_USE.append(self)
@@ -121,7 +121,7 @@ class Rules:
         ]
 
     def close(self) -> None:
-        """Takes the kernels out now: left to the garbage collector, torch would do it while holding its own lock."""
+        """Removes the kernels now. If it were left to the garbage collector, torch would do it while holding its own lock."""
         if self in _IN_USE:
             _IN_USE.remove(self)
         for library in self._libraries:
@@ -130,25 +130,25 @@ class Rules:
 
     @staticmethod
     def without_rule(sparse_ops: list[str]) -> list[str]:
-        """Those of the sparse ops that torch's own composition is to run."""
+        """The sparse ops without a rule, which torch's own composition runs."""
         return [op for op in sparse_ops if f"aten::{op}" not in _SPARSE_RULES]
 
     def _bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            # as below any kernel: nothing is differentiated or cast
+            # As inside any kernel, nothing is differentiated or cast.
             with torch._C._AutoDispatchBelowAutograd(), without_autocast():
                 return function(self, *arguments, **options)
 
         return call
 
     def value(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The tensor's true value on the host, if it is known and of a size to compute with there."""
+        """The tensor's true value on the host, if it is known and small enough to compute with."""
         if not tensor.is_cuda:
             return tensor
         return self._native.host_value(tensor) if tensor.numel() <= LARGEST_ON_HOST else None
 
     def uniform_value(self, tensor: torch.Tensor) -> float | int | bool | complex | None:
-        """The value that every element of a tensor of any size is known to have."""
+        """The value of every element, if all are known to be equal; for tensors of any size."""
         if tensor.numel() == 0 or not self._native.is_known(tensor):
             return None
         host = self._native.host_value(tensor.as_strided((), ()))
@@ -156,12 +156,12 @@ class Rules:
         return host.item() if small is None or bool((small == host).all()) else None
 
     def remember(self, tensor: torch.Tensor, host: torch.Tensor) -> torch.Tensor:
-        """Says that the device tensor holds these values."""
+        """Records that the device tensor has these values."""
         self._native.remember(tensor, host)
         return tensor
 
     def forget(self, tensor: torch.Tensor) -> None:
-        """Says that nothing is known of the device tensor any more."""
+        """Records that the values of the device tensor are unknown."""
         self._native.forget(tensor)
 
     def put(self, host: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -169,27 +169,27 @@ class Rules:
         return self.remember(torch.empty_strided(host.shape, host.stride(), dtype=host.dtype, device=device), host)
 
     def on_host(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What the function gives for the true values of the arguments; None where one of them is unknown."""
+        """The result of the function for the true values of the arguments; None if one of them is unknown."""
         values = [self.value(argument) if isinstance(argument, torch.Tensor) else argument for argument in arguments]
         if any(value is None and argument is not None for value, argument in zip(values, arguments, strict=True)):
             return None
         return function(*values)
 
     def record(self, op: str, arguments: Sequence[Any], outputs: Sequence[torch.Tensor]) -> None:
-        """Puts the kernel on the current stream."""
+        """Records the op's kernels on the current stream."""
         self._native.record_call(op, list(arguments), list(outputs))
 
     def wait(self, tensor: torch.Tensor) -> None:
-        """The host waits for the tensor's stream, as it does where an op must know a size to allocate."""
+        """Makes the host wait for the tensor's stream, as an op does that must know a size before it can allocate."""
         self._native.synchronize_current_stream(tensor.get_device())
 
 
 def no_rule_message(op: str, reason: str, where: str = "") -> str:
-    """What the user reads where an op can neither be described by torch's Meta kernel nor by a rule."""
-    asked = f", asked for in {where}" if where else ""
+    """The message for an op that neither torch's Meta kernel nor a rule describes."""
+    place = f", called in {where}" if where else ""
     why = reason.splitlines()[0] if reason else "no reason given"
     return (
-        f"Maya has no rule for {op}{asked}: torch's Meta kernel cannot describe its result ({why}). "
+        f"Maya has no rule for {op}{place}: torch's Meta kernel cannot describe its result ({why}). "
         f"To add one, write a function decorated with @maya_core.ops.rule('{op}') that returns the op's outputs "
         "as empty tensors of the right shape, before the op is first called; docs/extending.md shows an example."
     )

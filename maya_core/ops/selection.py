@@ -1,15 +1,15 @@
-"""Ops whose result is as large as the values say: nonzero, masked_select, unique, bincount, repeat_interleave. Kernels follow Nonzero.cu,
-Unique.cu and SummaryOps.cu of ATen/native/cuda.
+"""Ops whose result size depends on values: nonzero, masked_select, unique, bincount, repeat_interleave. Kernels follow Nonzero.cu, Unique.cu
+and SummaryOps.cu of ATen/native/cuda.
 
-Known values are computed with on the host, and the result is exact. Of unknown values only a size is guessed, the same
-for the same shapes, so that what a program gathers and scatters with one mask still fits together:
+If values are known, the host computes the exact result. For unknown values, the size is guessed, and is the same for the same shapes, so
+that what a program gathers and scatters with one mask still fits together:
 
-- a mask keeps half of its elements, and numbers are not zero;
-- all elements are different from each other;
+- half of the elements of a mask are true, and numbers are not zero;
+- all elements are distinct;
 - each element is repeated once;
 - values counted by bincount lie below `minlength`, or below the number of elements where none is given.
 
-On a GPU all of these make the host wait: it must know the size before it can allocate.
+On a GPU, all of these make the host wait, because it must know the size before it can allocate.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from maya_core.trace.call import Call
 # ---- kernels ----
 @op(*aten("nonzero", "masked_select"))
 def compacted(call: Call, platform: Platform) -> Work:
-    """Counted, the count read back, compacted; of nonzero the places are then taken apart (Nonzero.cu)."""
+    """Counts, copies the count to the host, and compacts; nonzero then splits the positions by dimension (Nonzero.cu)."""
     source = call.inputs[-1]
     read, written = sum(map(moved, call.inputs)), sum(map(moved, call.results))
     work = Work().launch(
@@ -58,7 +58,7 @@ def selected(call: Call, platform: Platform) -> Work:
 
 @op("aten::bincount")
 def bincount(call: Call, platform: Platform) -> Work:
-    """Smallest and largest are read back, then all is counted."""
+    """Copies the smallest and largest value to the host, then counts."""
     source = call.inputs[0]
     work = Work()
     for _ in ("smallest", "largest"):
@@ -72,12 +72,12 @@ def histc(call: Call, platform: Platform) -> Work:
     return Work().launch(streaming("fill", [], call.results), streaming("scatter", [call["self"]], call.results))
 
 
-# ---- what comes out ----
+# ---- results ----
 KEPT_BY_MASK = 0.5
 
 
 def _count_nonzero(rules: Rules, tensor: torch.Tensor) -> int:
-    """How many elements of a tensor too large or unknown are taken to be nonzero."""
+    """How many elements of a tensor that is unknown or too large are assumed to be nonzero."""
     everywhere = rules.uniform_value(tensor)
     if everywhere is not None:
         return tensor.numel() if everywhere else 0
@@ -99,7 +99,7 @@ def nonzero(rules: Rules, self: torch.Tensor) -> torch.Tensor:
 
 
 def _into(rules: Rules, out: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-    """The result of an op's functional form, handed out through `out`."""
+    """Writes the result of an op's functional form to `out`."""
     out.resize_(result.shape)
     out.copy_(result)
     return out
@@ -161,7 +161,7 @@ def _unique(
 
 @rule("aten::_unique")
 def unique_rule(rules: Rules, self: torch.Tensor, sorted: bool, inverse: bool) -> tuple[torch.Tensor, ...]:
-    # the GPU finds unique values by sorting them, asked for or not
+    # The GPU finds unique values by sorting them, whether or not sorting is requested.
     known = rules.on_host(torch.ops.aten._unique2, self, True, inverse, False)
     return _unique(rules, "aten::_unique", [self, sorted, inverse], known, None, inverse, False)[:2]
 

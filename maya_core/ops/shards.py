@@ -1,4 +1,4 @@
-"""Shards packed into one buffer and taken out of it again, as FSDP does. Follows ATen/native/cuda/TensorShape.cu."""
+"""Packing shards into one buffer and unpacking them, as FSDP does. Follows ATen/native/cuda/TensorShape.cu."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from maya_core.trace.call import Call, Tensor, tensors_in
 
 BLOCK_THREADS = 128
 BLOCK_BYTES = BLOCK_THREADS * 16
-ADDRESS_BYTES = 8  # addresses, sizes and block numbers travel to the device as one tensor of longs
+ADDRESS_BYTES = 8  # addresses, sizes and block numbers are copied to the device as one tensor of longs
 
 
 def _with_table(work: Work, entries: int, pieces: int, kernel: Streaming) -> Work:
-    """The table is copied from the host, then one kernel goes over all pieces."""
+    """Copies the table from the host, then one kernel processes all pieces."""
     work.temporary(entries * ADDRESS_BYTES)
     return work.launch(Copy("h2d", 48 * pieces), kernel)
 
@@ -47,7 +47,7 @@ def chunk_cat(call: Call, platform: Platform) -> Work:
 def _padded_and_joined(
     work: Work, tensors: list[Tensor], result: Tensor, dim: int, chunks: int, makes_result: bool
 ) -> Work:
-    """Without a kernel of its own: each tensor padded to whole chunks, or copied where no view will do, and all joined."""
+    """Without a special kernel: pads each tensor to whole chunks, copies it if no view is possible, and concatenates all."""
     copies, joined = [], []
     for tensor in tensors:
         rows = -(-tensor.sizes[dim] // chunks) * chunks
@@ -69,7 +69,7 @@ def _padded_and_joined(
 
 
 def _is_viewable(tensor: Tensor, dim: int) -> bool:
-    """Whether the dimensions from `dim` on can be seen as one."""
+    """Whether the dimensions from `dim` on can be viewed as one."""
     kept = [pair for pair in zip(tensor.sizes[dim:], tensor.strides[dim:], strict=True) if pair[0] != 1]
     return all(stride == inner[0] * inner[1] for (_, stride), inner in itertools.pairwise(kept))
 

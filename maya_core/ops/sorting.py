@@ -16,9 +16,9 @@ from maya_core.trace.call import Call, Tensor
 
 SMALL_SORT = 4096  # should_use_small_sort
 LONG_SEGMENT, MANY_SEGMENTS = 1_000_000, 128
-TOPK_THREADS, TOPK_BLOCKS_PER_SM = 256, 6  # 40 registers a thread of 64 Ki
+TOPK_THREADS, TOPK_BLOCKS_PER_SM = 256, 6  # 40 of the 64 Ki registers for each thread
 
-# TensorTopK.cu's should_use_multiblock: for at most so many slices, the length from which several blocks share one
+# TensorTopK.cu's should_use_multiblock: the largest number of slices, and the length from which several blocks share a slice.
 MULTIBLOCK_TOPK = [(20, 20000), (40, 10000), (80, 8000), (199, 5000), (799, 3000), (4000, 800), (math.inf, 400)]
 
 
@@ -38,14 +38,14 @@ def sort(call: Call, platform: Platform) -> Work:
     work = Work().out(0, 1).launch(_copied(source))
     if not source.sizes:
         return work.launch(small(8))
-    if length <= SMALL_SORT:  # copies and numbering, then one kernel in place
+    if length <= SMALL_SORT:  # copies, numbers, then one kernel sorts in place
         work.free(work.temporary(8 * length))
         work.launch(small(8 * length), Streaming("strided", 8 * length, 8 * n, n), _copied(source))
         pairs = n * (item + 8)
         return work.launch(Streaming("sort", pairs, pairs, n, length)) if length > 1 else work
     turned = not (
         source.is_dense and source.strides[dim] == 1
-    )  # sorted beside, with the dimension last, and copied back
+    )  # sorted in a copy with the dimension last, and copied back
     if turned:
         for nbytes in (source.nbytes, source.nbytes, 8 * n):
             work.temporary(nbytes)
@@ -56,7 +56,7 @@ def sort(call: Call, platform: Platform) -> Work:
 
 
 def _sort_long(work: Work, platform: Platform, source: Tensor, segments: int) -> Work:
-    """launch_stable_sort_kernel: one sort for each of few long segments, all at once, or a block for each of many."""
+    """launch_stable_sort_kernel: a sort for each of a few long segments, one sort for all, or a block for each of many segments."""
     n, item = source.numel, source.itemsize
     length = n // segments
     work.launch(Streaming("fill", 0, 8 * n, n))  # numbered
@@ -68,18 +68,18 @@ def _sort_long(work: Work, platform: Platform, source: Tensor, segments: int) ->
     if segments >= MANY_SEGMENTS:
         order = work.temporary(8 * n)
         return cub.segmented_sort(work, n, item, 8, length).free(order)
-    # all by value, then stably by segment
+    # sorts everything by value, then stably by segment
     for _ in range(2):
         work.temporary(8 * n)
     keys = work.temporary(source.nbytes)
     cub.radix_sort(work, platform, n, item, 8, 8 * item).free(keys)
     cub.radix_sort(work, platform, n, 8, 0, cub.bits(segments - 1))
-    return work.launch(Streaming("gather", 2 * n * (item + 8), n * (item + 8), n))  # put in order
+    return work.launch(Streaming("gather", 2 * n * (item + 8), n * (item + 8), n))  # reordered
 
 
 @op("aten::topk")
 def topk(call: Call, platform: Platform) -> Work:
-    """One block for each slice selects, or for long ones all blocks count digits, 8 bits at a time (TensorTopK.cu)."""
+    """One block for each slice selects; for long slices, all blocks count digits of 8 bits (TensorTopK.cu)."""
     source: Tensor = call.inputs[0]
     written = sum(map(moved, call.results))
     length = _length(source, call.get("dim", -1))
@@ -91,7 +91,7 @@ def topk(call: Call, platform: Platform) -> Work:
     least = next(shortest for most, shortest in MULTIBLOCK_TOPK if slices <= most)
     if length >= least:
         _share_slices(work, platform, source, slices, length, written)
-    else:  # a digit at a time, the whole slice is read
+    else:  # reads the whole slice for each digit
         work.launch(Streaming("select", source.nbytes * (1 + digits), written, source.numel, length))
     if call.get("sorted", True) and k > 1:
         work.launch(Streaming("sort", written, written, slices * k, k))
@@ -106,7 +106,7 @@ def _share_slices(work: Work, platform: Platform, source: Tensor, slices: int, l
         work.temporary(nbytes)
     few = small(1024 * slices)
     counts = Streaming("reduction", source.nbytes, 1024 * slices, source.numel, length)
-    # filled, and three kernels for each digit of 8 bits
+    # A fill, and three kernels for each digit of 8 bits.
     work.launch(small(8 * slices), few, small(4 * slices), *[counts, few, few] * item, few)
     for _ in range(2):
         work.free(work.temporary(1279))
@@ -116,7 +116,7 @@ def _share_slices(work: Work, platform: Platform, source: Tensor, slices: int, l
 
 @op(*aten("_cummax_helper", "_cummin_helper"))
 def running_extreme(call: Call, platform: Platform) -> Work:
-    """One kernel of ATen's own, whatever the shape."""
+    """One kernel of ATen, for every shape."""
     source = call.inputs[0]
     row = _length(source, call.get("dim", 0))
     flat = bool(source.sizes) and source.numel == row
@@ -142,7 +142,7 @@ def scan(call: Call, platform: Platform) -> Work:
 values(*aten("topk", "sort"), assume=Assume.RANDOM_INDICES)
 
 
-# ---- what comes out ----
+# ---- results ----
 @describe("aten::_logcumsumexp")
 def logcumsumexp(self: torch.Tensor, dim: int) -> torch.Tensor:
     return self.new_empty(self.shape)

@@ -1,7 +1,7 @@
-"""Sparse tensors: what CUDA has kernels of its own for. The rest of sparse runs as torch composes it from dense ops.
+"""Sparse ops for which CUDA has its own kernels. The other sparse ops run as torch composes them from dense ops.
 
-How many elements a sparse result has depends on which indices coincide. Indices are integers that came from the host
-more often than not (token ids), so that is mostly known; where it is not, none coincide.
+The number of elements of a sparse result depends on which indices coincide. Indices usually are integers from the host (token ids), so this is
+mostly known; where it is not, none are assumed to coincide.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from maya_core.ops.rules import Rules, compressed_rule, no_rule_message, rule, s
 from maya_core.ops.work import Work
 from maya_core.trace.call import Call
 
-# Written once for CPU and CUDA, and made of other ops only.
+# Ops with one implementation for CPU and CUDA, made of other ops only.
 AS_ON_CPU = (
     "_to_sparse", "_to_sparse.sparse_dim", "_to_sparse_csr", "_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc",
     "_embedding_bag_backward",
@@ -27,12 +27,12 @@ AS_ON_CPU = (
 @op(*aten("_coalesce", "_sparse_add", "_sparse_addmm", "_sparse_bmm", "_sparse_sparse_matmul", "sparse_mask", "_sparse_mask_projection",
           "_sparse_softmax", "_sparse_softmax_backward_data", "_sparse_sum_backward"))  # fmt: skip
 def over_elements(call: Call, platform: Platform) -> Work:
-    """cuSPARSE's kernels, taken as one pass over the elements and their indices."""
+    """cuSPARSE's kernels, described as one pass over the elements and their indices."""
     return Work().launch(*one_kernel(None, call.inputs, call.results or call.inputs[:1]))
 
 
 def _as_on_cpu(name: str) -> Callable[..., Any]:
-    """Ops whose CPU and CUDA kernels are one function, made of other ops only."""
+    """The kernel of an op that has one implementation for CPU and CUDA, made of other ops only."""
 
     def run(rules: Rules, *arguments: Any) -> Any:
         base, _, overload = name.partition(".")
@@ -80,7 +80,7 @@ def coalesce(rules: Rules, self: torch.Tensor) -> torch.Tensor:
 def _dense_add(
     rules: Rules, dense: torch.Tensor, sparse: torch.Tensor, alpha: complex, out: torch.Tensor
 ) -> torch.Tensor:
-    """dense + alpha * sparse, as the GPU does it: a copy if need be, then the sparse values added where they belong."""
+    """dense + alpha * sparse, as on the GPU: copies if necessary, then adds the sparse values at their indices."""
     if out is not dense:
         out.resize_(dense.shape)
         out.copy_(dense)
@@ -116,8 +116,8 @@ def add_out(
 
 @sparse_rule("aten::mul.out")
 def mul_out(rules: Rules, self: torch.Tensor, other: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
-    """Elementwise product of two sparse tensors: where both have an element."""
-    if not isinstance(other, torch.Tensor):  # torch hands numbers to Python as numbers
+    """The elementwise product of two sparse tensors, which has elements where both have one."""
+    if not isinstance(other, torch.Tensor):  # torch passes numbers to Python as numbers
         return out.copy_(_coo(self._indices(), (self._values() * other).to(out.dtype), self.shape, self.is_coalesced()))
     if other.dim() == 0 or self.dim() == 0:
         tensor, number = (self, other) if other.dim() == 0 else (other, self)
@@ -142,7 +142,7 @@ def mul_out(rules: Rules, self: torch.Tensor, other: torch.Tensor, *, out: torch
 
 
 def _common_columns(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Positions in a and in b of the columns that both have."""
+    """The positions in a and in b of their common columns."""
     places = {tuple(column): i for i, column in enumerate(b.t().tolist())}
     both = [(i, places[tuple(column)]) for i, column in enumerate(a.t().tolist()) if tuple(column) in places]
     pairs = torch.tensor(both, dtype=torch.int64).reshape(-1, 2)
@@ -227,7 +227,7 @@ def bmm_out(rules: Rules, self: torch.Tensor, mat2: torch.Tensor, *, out: torch.
 
 @sparse_rule("aten::_sparse_sparse_matmul")
 def sparse_sparse_matmul(rules: Rules, self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Of unknown matrices the product is taken to have as many elements as the fuller of the two."""
+    """The product of unknown matrices is assumed to have as many elements as the fuller of the two."""
     parts = (self._indices(), self._values(), other._indices(), other._values())
 
     def multiply(i: torch.Tensor, v: torch.Tensor, j: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -246,10 +246,10 @@ def sparse_sparse_matmul(rules: Rules, self: torch.Tensor, other: torch.Tensor) 
     return _coo(indices, values, size, coalesced=True)
 
 
-# ---- picking and normalizing elements ----
+# ---- selecting and normalizing elements ----
 @sparse_rule("aten::sparse_mask")
 def sparse_mask(rules: Rules, self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The elements of self where the mask has some."""
+    """The elements of self at the places where the mask has elements."""
     indices = mask._indices()
     if not self.is_sparse:
         return _coo(indices.clone(), self[tuple(indices)], mask.shape, mask.is_coalesced())
@@ -274,7 +274,7 @@ def sparse_mask(rules: Rules, self: torch.Tensor, mask: torch.Tensor) -> torch.T
 def sparse_mask_projection(
     rules: Rules, self: torch.Tensor, mask: torch.Tensor, accumulate_matches: bool = False
 ) -> torch.Tensor:
-    """What flows back through sparse_mask: of self where the mask has elements, taken to be everywhere."""
+    """The gradient of sparse_mask: the elements of self at the places of the mask, assumed to be all of them."""
     values = torch.empty_like(self._values())
     rules.record("aten::_sparse_mask_projection", [self._indices(), self._values(), mask._indices()], [values])
     return _coo(self._indices().clone(), values, self.shape, self.is_coalesced())
@@ -282,7 +282,7 @@ def sparse_mask_projection(
 
 @sparse_rule("aten::index_select")
 def index_select(rules: Rules, self: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
-    """Of unknown indices each selected slice has its average share of the elements."""
+    """With unknown indices, each selected slice is assumed to have an average share of the elements."""
     dim %= self.dim()
     size = [*self.shape[:dim], index.numel(), *self.shape[dim + 1 :]]
     indices, values = self._indices(), self._values()
@@ -299,7 +299,7 @@ def index_select(rules: Rules, self: torch.Tensor, dim: int, index: torch.Tensor
 
 
 def _select_columns(along: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which columns are selected, and where along the dimension each comes to lie."""
+    """The selected columns, and the new position of each along the dimension."""
     places, columns = (index.reshape(-1, 1) == along.reshape(1, -1)).nonzero(as_tuple=True)
     return columns, places
 
@@ -329,7 +329,7 @@ def sum_backward(rules: Rules, grad: torch.Tensor, self: torch.Tensor, dims: lis
     return _coo(self._indices().clone(), values, self.shape, self.is_coalesced())
 
 
-# ---- compressed layouts: CSR and its like ----
+# ---- compressed layouts, such as CSR ----
 @compressed_rule("aten::addmm.out")
 def compressed_addmm_out(
     rules: Rules,
@@ -341,7 +341,7 @@ def compressed_addmm_out(
     alpha: complex = 1,
     out: torch.Tensor,
 ) -> torch.Tensor:
-    """A compressed matrix by a dense one; whatever else cuSPARSE multiplies has no rule."""
+    """The product of a compressed and a dense matrix. Other products of cuSPARSE have no rule."""
     if mat1.layout != torch.sparse_csr or mat2.layout != torch.strided or out.layout != torch.strided:
         raise NotImplementedError(no_rule_message("aten::addmm.out", "only CSR matrices by dense ones"))
     out.resize_((mat1.size(0), mat2.size(1)))

@@ -1,4 +1,4 @@
-"""TensorIterator as far as launches depend on it: coalesced dimensions and the split for 32-bit indexing.
+"""The parts of TensorIterator on which launches depend: coalesced dimensions and the split for 32-bit indexing.
 
 Follows ATen/TensorIterator.cpp (reorder_dimensions, coalesce_dimensions, with_32bit_indexing).
 """
@@ -15,7 +15,7 @@ INT32_MAX = 2**31 - 1
 
 @dataclass
 class Iterator:
-    """Shape and byte strides, fastest dimension first; `strides[0]` is the output's."""
+    """Shape and byte strides, innermost dimension first; `strides[0]` belongs to the output."""
 
     shape: list[int]
     strides: list[list[int]]
@@ -26,7 +26,7 @@ class Iterator:
 
 
 def _before(a: int, b: int, strides: list[list[int]], shape: list[int], reduction: bool) -> bool:
-    """Whether dimension `a` is to come before `b` (moves faster)."""
+    """Whether dimension `a` must come before `b`, because it is further inside."""
     for operand, each in enumerate(strides):
         if reduction and operand == 0 and (each[a] == 0) != (each[b] == 0):
             return each[a] == 0  # reduced dimensions come first
@@ -42,7 +42,7 @@ def _before(a: int, b: int, strides: list[list[int]], shape: list[int], reductio
 def make(shape: list[int], strides: list[list[int]], reduction: bool = False) -> Iterator:
     """The iterator over operands of one shape with these byte strides (0 where broadcast or reduced)."""
     order = list(range(len(shape) - 1, -1, -1))
-    for i in range(1, len(order)):  # insertion sort, as ambiguous pairs keep their place
+    for i in range(1, len(order)):  # insertion sort, because ambiguous pairs keep their places
         j = i
         while j > 0 and _before(order[j], order[j - 1], strides, shape, reduction):
             order[j], order[j - 1] = order[j - 1], order[j]
@@ -70,7 +70,7 @@ def make(shape: list[int], strides: list[list[int]], reduction: bool = False) ->
 
 
 def broadcast_strides(tensor: Tensor, shape: tuple[int, ...]) -> list[int]:
-    """Byte strides of the tensor seen at `shape`."""
+    """Byte strides of the tensor when it is broadcast to `shape`."""
     missing = len(shape) - len(tensor.sizes)
     strides = [0] * missing + [
         0 if size == 1 else stride * tensor.itemsize for size, stride in zip(tensor.sizes, tensor.strides, strict=True)
@@ -79,7 +79,7 @@ def broadcast_strides(tensor: Tensor, shape: tuple[int, ...]) -> list[int]:
 
 
 def splits(iterator: Iterator) -> list[Iterator]:
-    """The parts a kernel is launched on one by one, so that each can be indexed with 32 bits."""
+    """The parts for which a kernel is launched separately, so that each can be indexed with 32 bits."""
     fits = iterator.numel <= INT32_MAX and all(
         1 + sum((size - 1) * stride for size, stride in zip(iterator.shape, operand, strict=True)) <= INT32_MAX
         for operand in iterator.strides
@@ -98,7 +98,7 @@ def splits(iterator: Iterator) -> list[Iterator]:
 
 
 def parts(result: Tensor, inputs: list[Tensor]) -> int:
-    """Kernels of an elementwise op: one, but for tensors past 2 GiB or 2^31 elements."""
+    """The number of kernels of an elementwise op: one, except for tensors past 2 GiB or 2^31 elements."""
     if result.nbytes < INT32_MAX and all(tensor.nbytes < INT32_MAX for tensor in inputs):
         return 1
     operands = [result] + [tensor for tensor in inputs if tensor.device == "cuda" and tensor.numel > 0]

@@ -1,4 +1,4 @@
-"""The bytes that kernels move, and the pattern they move them in, read off the tensors they work on."""
+"""Computes the bytes that a kernel moves and its memory pattern from the tensors that it reads and writes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from maya_core.hardware.dtypes import FLOATS
 from maya_core.ops.kernel import Streaming
 from maya_core.trace.call import Tensor
 
-SECTOR = 32  # bytes that DRAM is read and written by
+SECTOR = 32  # bytes: DRAM is read and written in whole sectors
 
 
 def moved(tensor: Tensor) -> int:
-    """Bytes that reading or writing a whole tensor moves: what is expanded once, what lies scattered by whole sectors."""
+    """The bytes moved to read or write a whole tensor: expanded elements count once, and scattered ones a whole sector each."""
     if tensor.device == "cpu":
         return 0
     item = tensor.itemsize
@@ -38,7 +38,7 @@ def streaming(
     row: int = 0,
     elements: int | None = None,
 ) -> Streaming:
-    """A kernel that reads and writes these tensors; of what is not said, elements are those of the largest result."""
+    """A kernel that reads and writes these tensors. If `elements` is not given, it is that of the largest tensor written."""
     read = sum([moved(tensor) for tensor in reads if tensor is not None])
     count = elements or 0
     written = 0
@@ -59,7 +59,7 @@ def elementwise_pattern(inputs: list[Tensor], result: Tensor) -> str:
     """The pattern of an elementwise kernel."""
     found = layout(inputs, result)
     if found == "elementwise":
-        # operands of several floating dtypes are read with a cast each, without vectors (Loops.cuh, LoadWithCast)
+        # Operands of different floating-point dtypes are each read with a cast, without vector loads (Loops.cuh, LoadWithCast).
         floats = {tensor.dtype for tensor in inputs if tensor.dtype in FLOATS and tensor.sizes}
         if len(floats) > 1 or (floats and result.dtype in FLOATS and result.dtype not in floats):
             return "cast"
@@ -67,10 +67,11 @@ def elementwise_pattern(inputs: list[Tensor], result: Tensor) -> str:
 
 
 def layout(inputs: Iterable[Tensor], result: Tensor) -> str:
-    """How an elementwise kernel walks its operands (Loops.cuh, TensorIterator.cpp).
+    """How an elementwise kernel accesses its operands (Loops.cuh, TensorIterator.cpp).
 
-    All alike: vectorized. Broadcast or with gaps: by an offset calculator, "strided". Where a large operand moves
-    fastest along another dimension than the result does, one of the two is not coalesced: "transpose".
+    Operands with the same layout are read with vector loads: "elementwise". Operands that are broadcast or have gaps need an offset
+    calculator: "strided". If the innermost dimension of a large operand is not that of the result, one of the two is not coalesced:
+    "transpose".
     """
     found = "elementwise"
     sizes, strides = result.sizes, result.strides
@@ -78,9 +79,7 @@ def layout(inputs: Iterable[Tensor], result: Tensor) -> str:
         if tensor.sizes == sizes and tensor.strides == strides:
             continue
         if tensor.numel <= 1:
-            if (
-                tensor.device == "cuda"
-            ):  # a number of the host's is an argument, one on the device is read by every thread
+            if tensor.device == "cuda":  # every thread reads it; a number on the host is an argument of the kernel
                 found = "strided"
             continue
         if tensor.is_contiguous and result.is_contiguous and tensor.numel == result.numel:
@@ -96,7 +95,7 @@ def layout(inputs: Iterable[Tensor], result: Tensor) -> str:
 
 
 def _fastest(tensor: Tensor) -> tuple[int, int] | None:
-    """The dimension that moves fastest in memory, counted from the last, and its stride."""
+    """The innermost dimension in memory, counted from the last, and its stride."""
     best: tuple[int, int] | None = None
     for place, (size, stride) in enumerate(zip(reversed(tensor.sizes), reversed(tensor.strides), strict=True)):
         if size > 1 and stride and (best is None or stride < best[1]):
@@ -105,7 +104,7 @@ def _fastest(tensor: Tensor) -> tuple[int, int] | None:
 
 
 def row_of(tensor: Tensor, dim: int | list[int] | None) -> int:
-    """Elements along these dimensions, all of them if none are given."""
+    """The number of elements along these dimensions, or of the whole tensor if none are given."""
     if not tensor.sizes:
         return 1
     if dim is None or dim == []:

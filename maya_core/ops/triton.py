@@ -1,8 +1,8 @@
-"""Kernels written in Triton: by the bytes their author counts, in the pattern they move them; products and attention of templates as such.
+"""Kernels written in Triton, described by their bytes and their memory pattern; products and attention of templates are described as such.
 
-None of them was fitted to: patterns are ATen's, and what is said is extrapolated (tests/accuracy/triton_kernels.py compares with Liger's
-measurements). The patterns that are bound by how ATen wrote them (norms and softmaxes read rows a block at a time) are not used for them: a
-generated row reduction keeps its row on the chip, or reads it again, and is bound by memory.
+No coefficients were fitted to them. The patterns are those of ATen, so durations are extrapolated (tests/accuracy/triton_kernels.py compares
+them with Liger's measurements). Patterns that depend on how ATen implements a kernel (norms and softmaxes process a row with a block) are not
+used: a generated row reduction keeps its row on the chip or reads it again, and is bound by memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from maya_core.ops.work import Work
 from maya_core.trace.call import Call, Tensor
 from maya_core.trace.triton_kernel import TritonKernel
 
-# What a fused op does to the pattern of a kernel that is otherwise elementwise.
+# Fused ops that change the pattern of an otherwise elementwise kernel.
 GATHERS = {"embedding", "index", "gather", "index_select", "_unsafe_index"}
 DRAWS = {"inductor_random", "rand", "randn", "native_dropout", "inductor_seeds"}
 
@@ -34,17 +34,17 @@ def launched(call: Call, kernel: TritonKernel) -> Work:
         total = kernel.nbytes * elements / max(1, hinted)
     outputs = [one for one in call.outputs if isinstance(one, Tensor)]
     if kernel.atomic and kernel.numels and outputs:
-        # Counted are the rows that are there, but each addition reads and writes one, however many go to the same.
+        # Inductor counts the rows of the output, but each addition reads and writes a row, even if several add to the same one.
         total = max(total, 3.0 * elements * outputs[0].itemsize)
     written = min(total, float(sum(map(moved, outputs))))
     row = math.prod(size for axis, size in numels.items() if axis.startswith("r")) if kernel.reductions else 0
-    if kernel.kind == "user" and kernel.rereads:  # a program goes through its share
+    if kernel.kind == "user" and kernel.rereads:  # each program processes its share of the elements
         row = elements // max(1, math.prod(call.arguments[-3]))
     return Work().launch(Generated(pattern(kernel), total - written, written, elements, row, kernel.rereads))
 
 
 def _numels(kernel: TritonKernel, given: list[int]) -> dict[str, int]:
-    """The sizes of this launch: those that are arguments of the kernel, which are all of them or none, else what it was made for."""
+    """The sizes of this launch. Either all of them are arguments of the kernel, or it is launched with those for which it was generated."""
     if len(given) == len(kernel.numels):
         return dict(zip(kernel.numels, given, strict=True))
     return kernel.numels

@@ -1,5 +1,6 @@
-"""Ops that nobody described: one kernel that moves its bytes, which is the least any kernel can do. Priced as a lower bound and counted
-in the prediction by name, so that a reader knows what to describe or to measure."""
+"""Ops without a description: one kernel that moves the op's bytes, which is a lower bound. The prediction lists such ops by name, so that a
+reader knows what to describe or to measure.
+"""
 
 from __future__ import annotations
 

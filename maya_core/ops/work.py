@@ -1,4 +1,4 @@
-"""What a call does on the device: the kernels it launches, and its allocations in the order the real kernel makes them."""
+"""What a call does on the device: the kernels that it launches, and its allocations in the order of the real kernel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from maya_core.trace.call import Tensor
 
 
 class Step(enum.IntEnum):
-    """A step of a call's allocations. native/dispatch.h has the same numbers; tests/ops holds the two together."""
+    """A step of a call's allocations. native/dispatch.h has the same numbers; a test checks that they agree."""
 
     OUTPUT = 0
     TEMPORARY = 1
@@ -23,9 +23,9 @@ class Step(enum.IntEnum):
 
 @dataclass
 class Work:
-    """Kernels launched and memory taken, written down in the order they happen.
+    """The kernels and allocations of a call, in order.
 
-    Outputs not named in the program are made after it; temporaries not freed in it live until the op ends.
+    Outputs that the program does not mention are allocated after it; temporaries that it does not free live until the op ends.
     """
 
     kernels: list[Kernel] = field(default_factory=list)
@@ -41,17 +41,17 @@ class Work:
         return self
 
     def host_out(self, *indices: int) -> Work:
-        """Outputs that the op makes in host memory."""
+        """Allocates outputs in host memory."""
         self.program += [(Step.HOST_OUTPUT, index) for index in indices]
         return self
 
     def storage(self, nbytes: int) -> Work:
-        """The next output lies in an allocation of this size, whatever its own."""
+        """Places the next output in an allocation of this size, whatever its own size is."""
         self.program.append((Step.STORAGE, nbytes))
         return self
 
     def temporary(self, nbytes: int) -> int:
-        """Allocates, and returns the number to free it by."""
+        """Allocates a temporary, and returns the number with which it is freed."""
         self.program.append((Step.TEMPORARY, nbytes))
         self._temporaries += 1
         return self._temporaries - 1
@@ -61,12 +61,12 @@ class Work:
         return self
 
     def blas(self) -> Work:
-        """The workspace of cuBLAS, which is kept from the first product on."""
+        """Allocates the workspace of cuBLAS, which is kept after the first product."""
         self.program.append((Step.BLAS_WORKSPACE, 0))
         return self
 
     def contiguous(self, source: Tensor | None) -> int | None:
-        """Kernels that want their input contiguous copy it first. Returns the copy's number, None if it needs none."""
+        """Copies an input for a kernel that needs it contiguous. Returns the number of the copy, or None if none is needed."""
         if source is None or source.is_contiguous:
             return None
         copy = self.temporary(source.nbytes)

@@ -1,7 +1,7 @@
-"""How long every kernel, copy and collective takes.
+"""Predicts the duration of every kernel, copy and collective.
 
-One module per family of work: `gemm`, `attention`, `convolution`, `memory` (whatever is bound by moving bytes),
-`recurrent`, `copies`, `collectives`. Each states the structure of its kernels (tiles, waves, roofline, launch floor) and
-takes its coefficients from `profiles/`, which `fitting/` makes from measurements. `kernels` says which kernels an ATen op
-launches, `predict` gives a trace its durations.
+There is one module for each family of work: `gemm_time`, `attention_time`, `convolution_time`, `streaming_time` (kernels that are bound by
+moving bytes), `recurrent_time`, `copy_time` and `collective_time`. Each models the structure of its kernels (tiles, waves, roofline, launch
+floor) and takes its coefficients from `profiles/`, which `fitting/` makes from measurements. `pricing` gives a trace its durations.
+maya_core/ops decides which kernels an op launches.
 """

@@ -1,8 +1,8 @@
 """Fused attention, forward and backward: flash, memory-efficient and cuDNN kernels.
 
-Structure: each block of queries goes over the keys it may see; blocks are spread over the SMs, the longest of them being the
-least a launch can take. Causal attention and windows see fewer keys, in whole tiles. Beside that, the traffic of queries,
-keys, values and outputs, and a floor. Every term grows with every size.
+Structure: each block of queries processes the keys that it attends to. Blocks are distributed over the SMs, and a launch takes at least as
+long as its longest block. Causal attention and windows reduce the keys, in whole tiles. Added to that are the traffic of queries, keys, values
+and outputs, and a floor. Every term grows with every size.
 """
 
 from __future__ import annotations
@@ -23,13 +23,18 @@ from maya_core.predictor.gemm_time import SHARPNESS
 from maya_core.predictor.lattice import Lattice, StoredLattice, Surface, knot_sizes
 
 QUERY_TILE, KEY_TILE = 128, 128
-HEAD_TILE = 64  # head dimensions are computed in multiples of it
-GROWTH = (2.0, 1.0, 1.0, 0.0)  # of time with queries, heads, head dimension and key heads, where all of them are large
+HEAD_TILE = 64  # head dimensions are rounded up to multiples of this
+GROWTH = (
+    2.0,
+    1.0,
+    1.0,
+    0.0,
+)  # exponents of the growth with queries, heads, head dimension and key heads, where all of them are large
 BACKWARD_MULTIPLICATIONS = 2.5  # backward multiplies five matrices where forward multiplies two
 
 
 class AttentionStructure(BaseModel):
-    """Shares of the data sheet, and times in microseconds."""
+    """Coefficients: shares of the data sheet's rates, and times in microseconds."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -65,10 +70,10 @@ class AttentionStructure(BaseModel):
 def seen_keys(
     queries: np.ndarray, keys: np.ndarray, causal: np.ndarray, window: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Keys that the last block of queries goes over, and an average block, in whole tiles."""
+    """The number of keys for the last block of queries and for an average block, in whole tiles."""
     longest = np.ceil(keys / KEY_TILE) * KEY_TILE
     diagonal = np.minimum(queries, keys)
-    # a causal triangle over the last `diagonal` keys, in tiles; what lies before is seen by all
+    # A causal triangle over the last `diagonal` keys, in tiles; all queries attend to the keys before it.
     triangle = np.maximum(keys - diagonal, 0) + (np.ceil(diagonal / KEY_TILE) + 1) / 2 * KEY_TILE
     average = np.where(causal > 0, np.minimum(triangle, longest), longest)
     reach = np.where(window > 0, np.ceil(window / KEY_TILE) * KEY_TILE + KEY_TILE, np.inf)
@@ -80,15 +85,15 @@ class AttentionModel(BaseModel):
 
     structure: AttentionStructure
     correction: StoredLattice  # over queries, batch x heads, head dimension, batch x key heads; causal, no window
-    windowed: StoredLattice | None = None  # on top of that, where a window hides keys
-    multiplications: float = 1.0  # of the forward pass's
+    windowed: StoredLattice | None = None  # an additional correction where a window hides keys
+    multiplications: float = 1.0  # in multiples of the forward pass
     passes: float = 1.0  # over the tensors
 
     def structural(self, gpu: Gpu, *sizes: np.ndarray) -> np.ndarray:
         return self.structure.seconds(gpu, *sizes, multiplications=self.multiplications, passes=self.passes)
 
     def plain(self, gpu: Gpu, queries: np.ndarray, many: np.ndarray, head: np.ndarray, few: np.ndarray) -> np.ndarray:
-        """Structural time of causal attention of a sequence to itself, which is what the grid spans."""
+        """The structural time of causal self-attention, for which the grid is made."""
         one = np.ones_like(queries)
         return self.structural(gpu, one, many, few, queries, queries, head, head, one, 0 * one)
 
@@ -96,12 +101,12 @@ class AttentionModel(BaseModel):
 def points(
     batch: np.ndarray, heads: np.ndarray, kv_heads: np.ndarray, queries: np.ndarray, head: np.ndarray, value: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Where attention lies on a model's grid."""
+    """The coordinates of attention on a model's grid."""
     return queries, batch * heads, (head + value) / 2, batch * kv_heads
 
 
 class FittedAttention:
-    """A fitted model on a GPU, ready to predict: structure and correction, put together once at the knots."""
+    """A fitted model for a GPU. Structure and correction are combined once, at the knots."""
 
     def __init__(self, stored: AttentionModel | dict[str, Any], gpu: Gpu) -> None:
         self.model = stored if isinstance(stored, AttentionModel) else AttentionModel.model_validate(stored)
@@ -114,7 +119,7 @@ class FittedAttention:
         self, batch: Any, heads: Any, kv_heads: Any, queries: Any, keys: Any, head: Any, value_head: Any,
         causal: Any = 1, window: Any = 0,
     ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-        """Seconds, and whether measurements surround the shape."""
+        """Returns seconds, and whether measurements surround the shape."""
         given = (batch, heads, kv_heads, queries, keys, head, value_head, causal, window)
         sizes = np.broadcast_arrays(*(np.atleast_1d(np.asarray(size, float)) for size in given))
         empty = np.prod(sizes[:7], axis=0) <= 0
@@ -123,7 +128,7 @@ class FittedAttention:
         place = points(batch, heads, kv_heads, queries, head, value_head)
         seconds, inside = self.surface(*place), self.known(*place)[1]
         other = (causal == 0) | (keys != queries) | (window > 0)
-        if other.any():  # as far from the plain case as structure is
+        if other.any():  # scaled by the ratio of its structural time to that of the plain case
             exact = self.model.structural(
                 self.gpu, batch, heads, kv_heads, queries, keys, head, value_head, causal, window
             )
@@ -136,7 +141,7 @@ class FittedAttention:
         return np.where(empty, 0.0, seconds), inside
 
 
-# Which measured kernel stands for torch's: flash is FlashAttention-2; cuDNN's was not published, TensorRT-LLM's is its like.
+# The measured kernel that represents torch's. flash is FlashAttention-2; cuDNN's was not published, and TensorRT-LLM's is similar.
 MODELS = {
     "flash_forward": ("flash2", "fused"),
     "flash_backward": ("flash2 backward", "fused backward"),
@@ -145,13 +150,13 @@ MODELS = {
     "efficient_forward": ("flash2", "fused"),
     "efficient_backward": ("flash2 backward", "fused backward"),
 }
-# CUTLASS's memory-efficient kernels against FlashAttention-2: 1.6 forward and 2 backward at lengths of 1k to 8k in the figures
+# CUTLASS's memory-efficient kernels relative to FlashAttention-2: 1.6 forward and 2 backward at lengths of 1k to 8k in the figures
 # of the FlashAttention-2 paper (A100, xformers); not measured elsewhere.
 SLOWER_THAN_FLASH = {"efficient_forward": 1.6, "efficient_backward": 2.0}
 
 
 def price(target: Target, model: str, those: Columns) -> Durations:
-    """Attention of one backend and direction, named as the kernel's model."""
+    """Durations of attention with one backend and direction, which the kernel's model names."""
     gpu = target.gpu
     if (found := target.find("attention", MODELS[model])) is None:
         return target.bound("bfloat16", 4 * those.batch * those.heads * those.queries * those.keys * those.head)

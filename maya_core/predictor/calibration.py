@@ -1,8 +1,8 @@
-"""A user's own measurements of a GPU, and how predictions follow them.
+"""A user's own measurements of a GPU, and how they correct predictions.
 
-A calibration is one JSON file in the user's profile folder. Kernels that were measured take as long as was measured; others
-of the same family and model take what Maya's own profiles say times a factor that the measurements support. `calibrate/`
-makes calibrations; here they are kept, found and applied.
+A calibration is one JSON file in the user's profile folder. A kernel that was measured gets the measured duration; others of the same family
+and model get the prediction of Maya's own profiles times a factor that the measurements support. `calibrate/` makes calibrations; this
+module stores, finds and applies them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from maya_core.predictor.placement import Placement, island_size
 from maya_core.predictor.profile import SHIPPED, first_line, user_folder
 from maya_core.version import __version__
 
-# A factor may fall with the predicted time t, but t x factor(t) must not: above t^-1. Half of that is all that is taken.
+# A factor may fall with the predicted time t, but t x factor(t) must not fall, so its exponent must be above -1. Only half of that is used.
 STEEPEST = 0.5
 
 
@@ -44,8 +44,8 @@ class CalibrationPart(BaseModel):
 class Origin(CalibrationPart):
     """Where measurements came from."""
 
-    kind: Literal["kineto", "nccl-tests", "measure", "mlflow"]
-    name: str  # of the file, or of the device
+    kind: str  # kineto, nccl-tests, measure, or a tracker's name
+    name: str  # name of the file or of the device
     note: str = ""
 
 
@@ -57,8 +57,8 @@ class Measured(CalibrationPart):
     sizes: tuple[float, ...]
     seconds: PositiveFloat  # under load, the median
     samples: PositiveInt
-    spread: float = Field(0.0, ge=0)  # interquartile range by the median
-    burst_seconds: PositiveFloat | None = None  # of a GPU that was idle before, where that was timed too
+    spread: float = Field(0.0, ge=0)  # interquartile range divided by the median
+    burst_seconds: PositiveFloat | None = None  # on a GPU that was idle before, if that was measured, too
 
     @property
     def kernel(self) -> Kernel:
@@ -67,27 +67,27 @@ class Measured(CalibrationPart):
     @model_validator(mode="after")
     def _is_a_kernel(self) -> Measured:
         if self.family not in KERNELS:
-            raise ValueError(f"family '{self.family}' is not known; there are {', '.join(KERNELS)}")
+            raise ValueError(f"unknown family '{self.family}'; there are {', '.join(KERNELS)}")
         try:
             _ = self.kernel
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"{self.family} {self.model} with {len(self.sizes)} sizes is no kernel: {error}"
+                f"{self.family} {self.model} with {len(self.sizes)} sizes is not a kernel: {error}"
             ) from error
         return self
 
 
 class Factor(CalibrationPart):
-    """Measured time by predicted time: one number for short kernels, one for long ones, and between them in proportion."""
+    """Measured divided by predicted time: one value for short kernels, one for long ones, interpolated in between."""
 
     family: str
     model: str
-    rows: PositiveInt  # distinct shapes it rests on
+    rows: PositiveInt  # distinct shapes that it is based on
     short: PositiveFloat  # at `short_s` of predicted time and below
     long: PositiveFloat  # at `long_s` and above
     short_s: PositiveFloat
     long_s: PositiveFloat
-    spread: float = Field(ge=0)  # of the measurements around it: 0.1 is 10 %
+    spread: float = Field(ge=0)  # of the measurements around the factor: 0.1 is 10 %
     smallest: tuple[float, ...]  # of each size
     largest: tuple[float, ...]
 
@@ -95,9 +95,9 @@ class Factor(CalibrationPart):
     def _keeps_order(self) -> Factor:
         if self.long_s < self.short_s:
             raise ValueError("long_s is below short_s")
-        # Of the fall itself, not of the slope: over a span of nothing a slope is rounding divided by rounding.
+        # Checks the fall itself and not the slope, which is only rounding errors if short_s and long_s are nearly equal.
         if math.log(self.long / self.short) < -STEEPEST * math.log(self.long_s / self.short_s) - 1e-6:
-            raise ValueError("it falls so steeply that longer kernels would become shorter")
+            raise ValueError("the factor falls so steeply that longer kernels would become shorter")
         return self
 
     @property
@@ -106,20 +106,20 @@ class Factor(CalibrationPart):
         return math.log(self.long / self.short) / span if span > 0 else 0.0
 
     def at(self, predicted: np.ndarray) -> np.ndarray:
-        """The factor on these predicted seconds. It is a function of time alone, and predicted time x factor never falls
-        as predicted time grows: so what doubling a size cost before, it costs after."""
+        """The factor for these predicted seconds. It depends on time alone, and predicted time x factor never falls as predicted time grows,
+        so a larger size never becomes cheaper."""
         place = np.log(np.clip(predicted, self.short_s, self.long_s) / self.short_s)
         answer: np.ndarray = self.short * np.exp(self.slope * place)
         return answer
 
     def covers(self, sizes: np.ndarray, predicted: np.ndarray) -> np.ndarray:
-        """Whether every size, and the predicted time, is between those measured."""
+        """Whether every size and the predicted time are within the measured ranges."""
         inside = (sizes >= np.array(self.smallest)) & (sizes <= np.array(self.largest))
         return inside.all(axis=1) & (predicted >= self.short_s) & (predicted <= self.long_s)
 
 
 class FitCheck(CalibrationPart):
-    """Median error on distinct shapes that a factor was not made from, in percent of the measured time."""
+    """The median error on distinct shapes that the factor was not fitted to, in percent of the measured time."""
 
     family: str
     model: str
@@ -129,7 +129,7 @@ class FitCheck(CalibrationPart):
 
 
 class Unused(CalibrationPart):
-    """Measurements that gave no factor; each of them still counts for its own shape."""
+    """Measurements that gave no factor. Each still applies to its own shape."""
 
     family: str
     model: str
@@ -138,7 +138,7 @@ class Unused(CalibrationPart):
 
 
 class Collective(CalibrationPart):
-    """A collective that was timed. Bytes are of the whole buffer, as nccl-tests count them."""
+    """A collective that was timed. Bytes are those of the whole buffer, as in nccl-tests."""
 
     op: str
     bytes: float = Field(ge=0)
@@ -150,19 +150,19 @@ class Collective(CalibrationPart):
 
 
 class RunFactors(CalibrationPart):
-    """Factors on whole classes of work, by which predictions of whole steps agree with actual runs. They come on top of all else."""
+    """Factors on whole classes of work, with which predictions of whole steps agree with actual runs. They are applied after everything else."""
 
     compute: PositiveFloat = 1.0  # on kernels that multiply: products, attention, convolutions, recurrent layers
     memory: PositiveFloat = 1.0  # on all others, and copies
     network: PositiveFloat = 1.0  # on collectives, of clusters with that network
     network_name: str = ""
     host: PositiveFloat = 1.0  # on the host's time
-    fitted: list[str]  # which of them the runs support; the others are 1, or go with these
+    fitted: list[str]  # the factors that the runs support; the others are 1, or equal to one of these
     runs: PositiveInt  # distinct jobs
     experiment: str
     before_pct: float  # median error of step time without them
-    after_pct: float  # and with them, each run predicted by the others
-    shipped: str  # which predictions they are ratios to
+    after_pct: float  # and with them, where each run is predicted from the others
+    shipped: str  # the predictions that they are ratios to
 
     def of_family(self, family: str) -> float:
         return self.compute if FAMILIES[family].compute_bound else self.memory
@@ -181,7 +181,7 @@ class Calibration(CalibrationPart):
     name: str
     gpu: str
     created: datetime.datetime
-    shipped: str  # which predictions the factors are ratios to: see `shipped_digest`
+    shipped: str  # the predictions that the factors are ratios to: see `shipped_digest`
     sources: list[Origin]
     measured: list[Measured] = []
     factors: list[Factor] = []
@@ -200,7 +200,7 @@ class Calibration(CalibrationPart):
 
     @functools.cached_property
     def curves(self) -> dict[tuple[str, int, int, str], tuple[np.ndarray, np.ndarray]]:
-        """By op, ranks of a node, nodes and network: bytes and seconds, both rising."""
+        """Bytes and seconds, both increasing, by op, ranks per node, nodes and network."""
         groups: dict[tuple[str, int, int, str], dict[float, float]] = {}
         for row in self.collectives:
             if row.bytes > 0:
@@ -214,10 +214,10 @@ class Calibration(CalibrationPart):
 
 
 def apply(calibration: Calibration, kernels: Sequence[Kernel], durations: Durations) -> Durations:
-    """These durations as the calibration corrects them.
+    """Corrects durations with the calibration.
 
-    A kernel that was measured gets what was measured. Others of a (family, model) with a factor get their predicted time
-    times it; they count as interpolated between the sizes measured, and as before outside of them.
+    A kernel that was measured gets the measured duration. Others of a (family, model) with a factor get their predicted duration times the
+    factor; within the measured sizes their provenance is interpolated, outside it stays the same.
     """
     if not len(durations):
         return durations
@@ -227,7 +227,7 @@ def apply(calibration: Calibration, kernels: Sequence[Kernel], durations: Durati
 
 
 def _scaled(durations: Durations, kernels: Sequence[Kernel], runs: RunFactors) -> Durations:
-    """How a duration is known stays what it was: the factors are of whole steps."""
+    """Applies the factors of whole runs. The provenance of a duration stays the same, because these factors come from whole steps."""
     factors = np.array([runs.of_family(kernel.family) for kernel in kernels])
     return replace(durations, seconds=durations.seconds * factors)
 
@@ -251,7 +251,7 @@ def _corrected(calibration: Calibration, kernels: Sequence[Kernel], durations: D
     return Durations(seconds, provenance, profile, (*durations.profiles, f"calibration/{calibration.name}"))
 
 
-# Ops of a trace that are one op of NCCL's.
+# Ops of a trace that are the same op in NCCL.
 NCCL_OPS = {"all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter", "recv": "send"}
 
 
@@ -263,9 +263,9 @@ def apply_collectives(
     cluster: Cluster,
     durations: Durations,
 ) -> Durations:
-    """Durations of calls of one op on one group, corrected where that op was measured on groups placed alike.
+    """Corrects the durations of calls of one op on one group, if that op was measured on groups with the same placement.
 
-    Between measured sizes time is read off the measurements; below and above them the prediction is scaled to join on.
+    Within the measured sizes, measurements are interpolated; below and above them, the prediction is scaled so that it continues them.
     """
     found = _measured_collectives(calibration, op, nbytes, placement, cluster, durations)
     runs = calibration.runs
@@ -311,7 +311,7 @@ def _measured_collectives(
 
 @functools.cache
 def shipped_digest() -> str:
-    """Which predictions this is: Maya's version and the profiles that come with it."""
+    """Identifies the predictions that a calibration is relative to: Maya's version and its shipped profiles."""
     digest = hashlib.sha256(__version__.encode())
     for path in sorted(SHIPPED.rglob("*.json")):
         digest.update(path.relative_to(SHIPPED).as_posix().encode() + path.read_bytes())
@@ -325,7 +325,7 @@ def path_of(name: str) -> Path:
 
 
 def read_calibration(path: Path) -> Calibration | None:
-    """The calibration in a file; None if it is a file of another kind."""
+    """The calibration in a file; None if the file is of another kind."""
     try:
         text = path.read_text()
         if "maya-calibration" not in text:
@@ -334,12 +334,12 @@ def read_calibration(path: Path) -> Calibration | None:
     except (OSError, ValidationError, ValueError) as error:
         raise MayaError(
             f"{path} is not a calibration that this version of Maya can read ({first_line(error)}).",
-            f"Remove it with `maya calibrate remove {path.stem}`, or make it anew with --replace.",
+            f"Remove it with `maya calibrate remove {path.stem}`, or create it again with --replace.",
         ) from error
 
 
 def calibrations(gpu: Gpu | str | None = None) -> list[Calibration]:
-    """The user's calibrations, of that GPU alone if one is given, newest first: that one is used."""
+    """The user's calibrations (of one GPU, if it is given), newest first. The newest is used."""
     wanted = gpu if isinstance(gpu, str) or gpu is None else gpu.name
     found = [read_calibration(path) for path in sorted(user_folder().glob("*.json"))]
     mine = [each for each in found if each is not None and wanted in (None, each.gpu)]
@@ -347,8 +347,8 @@ def calibrations(gpu: Gpu | str | None = None) -> list[Calibration]:
 
 
 def load_calibration(gpu: Gpu | str, name: str | None = None) -> Calibration | None:
-    """The user's newest calibration of that very GPU, or None; with a name, that one ('none': none). Factors are made anew if Maya's own
-    predictions changed."""
+    """The user's newest calibration of this GPU, or None; with a name, that one ('none' for no calibration). Factors are fitted again if Maya's
+    own predictions have changed."""
     if name == NO_CALIBRATION:
         return None
     found = calibrations(gpu)
@@ -376,7 +376,7 @@ def write_calibration(calibration: Calibration, *, replace: bool = False) -> Pat
     if path.exists() and not replace:
         raise MayaError(
             f"there is a calibration '{calibration.name}' already ({path}).",
-            "Give --add to add these measurements to it, --replace to write over it, or --name for a new one.",
+            "Give --add to add these measurements to it, --replace to overwrite it, or --name for a new one.",
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")

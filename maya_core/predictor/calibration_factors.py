@@ -114,17 +114,17 @@ def fit(rows: Sequence[Measured], predicted: np.ndarray) -> tuple[Factor | None,
     measured = np.array([rows[place].seconds for place in order])
     sizes = np.array([rows[place].sizes for place in order], float)
     predicted = predicted[order]
-    left_out = np.arange(len(order)) % EACH == EACH - 1
-    used = ~left_out
+    held_out = np.arange(len(order)) % EACH == EACH - 1
+    used = ~held_out
     factor, reason = _factor(rows[0], sizes[used], predicted[used], measured[used])
-    if not left_out.any():
+    if not held_out.any():
         return factor, None, reason
-    before = predicted[left_out] / measured[left_out]
-    after = before * factor.at(predicted[left_out]) if factor is not None else before
+    before = predicted[held_out] / measured[held_out]
+    after = before * factor.at(predicted[held_out]) if factor is not None else before
     check = FitCheck(
         family=rows[0].family,
         model=rows[0].model,
-        rows=int(left_out.sum()),
+        rows=int(held_out.sum()),
         before_pct=_percent(before),
         after_pct=_percent(after),
     )

@@ -1,12 +1,12 @@
-"""How long collectives and messages between GPUs take, as NCCL runs them.
+"""Predicts the duration of collectives and messages between GPUs, as NCCL runs them.
 
-    group = place(range(16), machine)                       # where the ranks of a group sit in a cluster
+    group = place(range(16), machine)                       # where the ranks of a group are in a cluster
     predict("all_reduce", [64 << 20], group, machine)       # Durations, one for each size
-    seconds(ops, sizes, groups, machine)                    # of a batch of calls
+    seconds(ops, sizes, groups, machine)                    # Durations of a batch of calls
 
-Bytes are of the whole buffer, as nccl-tests count them: what all_gather gives, what reduce_scatter takes, what a rank has for
-all in all_to_all, what the root holds in gather and scatter, otherwise the tensor; `buffer_bytes` reads them off a trace's
-call. `collective_structure` says what algorithms cost, profiles what coefficients they have on which GPU and network.
+Bytes are those of the whole buffer, as in nccl-tests: the output of all_gather, the input of reduce_scatter, what a rank sends to all ranks in
+all_to_all, what the root holds in gather and scatter, and otherwise the tensor. `buffer_bytes` computes them for a call of a trace.
+`collective_structure` models the algorithms; profiles have the coefficients for each GPU and network.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from maya_core.trace.communication import CollectiveCall, Communicator
 
 FAMILY = "collectives"
 
-# Ops of a trace, and whose model tells of them. NCCL's broadcast and reduce are rings like those of all_gather and
-# reduce_scatter; gather and scatter are messages, as all_to_all is; a barrier is an all_reduce of one element.
-TOLD_BY = {
+# Ops of a trace, and the op whose model predicts them. NCCL's broadcast and reduce are rings like those of all_gather and
+# reduce_scatter; gather and scatter consist of messages, as all_to_all does; a barrier is an all_reduce of one element.
+MODEL_OF = {
     "all_reduce": "all_reduce",
     "all_gather": "all_gather",
     "all_gather_into_tensor": "all_gather",
@@ -56,35 +56,35 @@ TOLD_BY = {
     "send": "send_recv",
     "recv": "send_recv",
 }
-LIKENED = ("broadcast", "reduce", "gather", "scatter")  # that were not measured themselves
-# Every byte passes every rank, where the ring of all_gather keeps a rank's own part at home, which costs so much of another's.
+LIKENED = ("broadcast", "reduce", "gather", "scatter")  # ops that were not measured themselves
+# In these, every byte passes every rank. In the ring of all_gather, a rank's own part stays in place and costs this share of another's.
 WHOLE, OWN_PART = ("broadcast", "reduce"), 0.35
-NOTHING_ALONE = ("all_reduce", "broadcast", "reduce", "barrier")  # with one rank; the others copy
-STANDS_IN = {"reduce_scatter": "all_gather", "all_gather": "reduce_scatter"}  # where only the other was measured
+NOTHING_ALONE = ("all_reduce", "broadcast", "reduce", "barrier")  # with one rank, these do nothing; the others copy
+STANDS_IN = {"reduce_scatter": "all_gather", "all_gather": "reduce_scatter"}  # if only the other one was measured
 BARRIER_BYTES = 4.0
-COPY_US, COPY_SHARE = 1.5, 0.8  # of a copy within a GPU's memory: start, and share of its bandwidth
+COPY_US, COPY_SHARE = 1.5, 0.8  # a copy within a GPU's memory: its start, and its share of the bandwidth
 
-OCTAVES = 42  # of smaller calls that one is compared with: down to a byte
-POOR_LENDERS = ("l40s",)  # measured in a box whose PCIe is unlike others'
+OCTAVES = 42  # of smaller sizes with which a call is compared: down to a byte
+POOR_LENDERS = ("l40s",)  # measured in a box whose PCIe is unlike that of others
 
 
 def predict(op: str, nbytes: Any, placement: Placement, cluster: Cluster, *, siblings: bool = True) -> Durations:
-    """Durations of calls of one op on one group, for each of `nbytes`.
+    """The durations of calls of one op on one group, for each of `nbytes`.
 
-    `siblings`: whether the other ranks of the group's nodes talk over the network at the same time, as groups of
-    data-parallel ranks beside tensor parallelism do. It matters to groups that do not have all of a node's ranks.
+    `siblings`: whether the other ranks of the group's nodes use the network at the same time, as data-parallel groups do that are combined
+    with tensor parallelism. It matters to groups that do not have all ranks of a node.
     """
-    if op not in TOLD_BY:
-        raise MayaError(f"'{op}' is not a collective Maya knows.", f"It knows {', '.join(TOLD_BY)}.")
+    if op not in MODEL_OF:
+        raise MayaError(f"unknown collective '{op}'.", f"Maya predicts {', '.join(MODEL_OF)}.")
     sizes = np.maximum(np.atleast_1d(np.asarray(nbytes, np.float64)), 0)
     if op == "barrier":
         sizes = np.full_like(sizes, BARRIER_BYTES)
     if placement.ranks == 1:
         return _alone(op, sizes, cluster.gpu)
-    asked = np.maximum(sizes, 1)
+    effective = np.maximum(sizes, 1)
     if op in WHOLE:
-        asked = asked * placement.ranks / (placement.ranks - 1 + OWN_PART)
-    time, known, name = _answer(TOLD_BY[op], asked, placement, cluster, siblings)
+        effective = effective * placement.ranks / (placement.ranks - 1 + OWN_PART)
+    time, known, name = _answer(MODEL_OF[op], effective, placement, cluster, siblings)
     if op in LIKENED:
         known = np.maximum(known, Provenance.EXTRAPOLATED)
     return Durations.of(np.where(sizes == 0, 0.0, time), known, name)
@@ -93,7 +93,7 @@ def predict(op: str, nbytes: Any, placement: Placement, cluster: Cluster, *, sib
 def seconds(
     ops: Sequence[str], nbytes: Any, placements: Sequence[Placement], cluster: Cluster, *, siblings: bool = True
 ) -> Durations:
-    """Durations of a batch of calls, each with its op, bytes and placement."""
+    """The durations of a batch of calls, each with its op, bytes and placement."""
     sizes = np.asarray(nbytes, np.float64)
     groups: dict[tuple[str, Placement], list[int]] = {}
     for index, key in enumerate(zip(ops, placements, strict=True)):
@@ -108,7 +108,7 @@ def seconds(
 
 
 def _alone(op: str, sizes: np.ndarray, gpu: Gpu) -> Durations:
-    """With one rank there is nobody to talk to: at most a copy from one buffer to the other."""
+    """With one rank there is no communication, and at most a copy from one buffer to the other."""
     copy = COPY_US * 1e-6 + 2 * sizes / (gpu.memory_bandwidth_bytes_per_s * COPY_SHARE)
     time = np.zeros_like(sizes) if op in NOTHING_ALONE else np.where(sizes == 0, 0.0, copy)
     return Durations.of(time, Provenance.EXTRAPOLATED, FAMILY)
@@ -118,8 +118,8 @@ Answer = tuple[np.ndarray, np.ndarray, str]
 
 
 def _answer(op: str, sizes: np.ndarray, placement: Placement, cluster: Cluster, siblings: bool) -> Answer:
-    """A call takes at least as long as those of half its bytes, a quarter and so on. Fits see to that where they were made;
-    coefficients lent to another link or another number of islands are kept to it here."""
+    """A call takes at least as long as calls with half its bytes, a quarter and so on. Fits ensure that for their own system; here it is
+    enforced for coefficients that are applied to another link or number of islands."""
     octaves = 2.0 ** -np.arange(OCTAVES)[:, None] * sizes
     flat = np.maximum(octaves.ravel(), 1)
     if placement.islands == 1:
@@ -161,7 +161,7 @@ def _known(near: np.ndarray) -> np.ndarray:
 def roofline(
     op: str, sizes: np.ndarray, placement: Placement, cluster: Cluster, *, siblings: bool = True
 ) -> np.ndarray:
-    """Bytes on the busiest link over what the data sheet gives it: no op of TOLD_BY's values is faster by rings or messages."""
+    """The bytes on the busiest link divided by its data sheet rate: no ring or message is faster."""
     inside = inside_bytes_per_s(placement, cluster)
     if placement.islands == 1:
         seconds: np.ndarray = sizes * wire_share(op, float(placement.ranks)) / inside
@@ -185,24 +185,24 @@ def _bound(op: str, sizes: np.ndarray, placement: Placement, cluster: Cluster, s
 class FoundModel:
     name: str  # of the profile
     key: str  # of the model in it
-    own: bool  # measured on this very GPU or network, and of this very op
+    own: bool  # measured on this GPU or network, and for this op
 
 
 def find_inside(gpu: Gpu, link: Link, op: str, topology: Topology) -> FoundModel | None:
-    """The model of an op within an island: the GPU's own, else its nearest relative's on the same kind of link, of those
-    in a like node if there are any."""
+    """The model of an op within an island: the GPU's own, otherwise that of its nearest relative with the same kind of link, preferably in a
+    similar node."""
 
     def unlike(name: str) -> tuple[bool, bool, float, str]:
         other = find_gpu(name)
         return name != gpu.name, _reach(default_node(other).topology) != _reach(topology), distance(gpu, other), name
 
-    for told in (op, STANDS_IN.get(op, op)):
-        key = f"{link} {told}"
+    for model_op in (op, STANDS_IN.get(op, op)):
+        key = f"{link} {model_op}"
         known = [name for name, profile in shipped(FAMILY).items() if key in profile.models and name in gpus()]
         lenders = [name for name in known if name == gpu.name or name not in POOR_LENDERS]
         if lenders:
             name = min(lenders, key=unlike)
-            return FoundModel(name, key, name == gpu.name and told == op)
+            return FoundModel(name, key, name == gpu.name and model_op == op)
     return None
 
 
@@ -211,12 +211,12 @@ def _reach(topology: Topology) -> str:
 
 
 def find_outside(network: Network, op: str, *, racks: bool = False) -> FoundModel | None:
-    """The model of an op across a network: its own, else that of its kind at the nearest rate, else InfiniBand's.
+    """The model of an op across a network: its own, otherwise that of the same kind with the nearest rate, otherwise InfiniBand's.
 
-    `racks`: between NVLink domains of several nodes, where those were measured.
+    `racks`: between NVLink domains of several nodes, if those were measured.
     """
     known = catalog().networks
-    keys = [f"racks {op}"] * racks + [f"network {told}" for told in (op, STANDS_IN.get(op, op))]
+    keys = [f"racks {op}"] * racks + [f"network {model_op}" for model_op in (op, STANDS_IN.get(op, op))]
     for key in keys:
         lenders = [name for name, profile in shipped(FAMILY).items() if key in profile.models and name in known]
         if lenders:
@@ -226,7 +226,7 @@ def find_outside(network: Network, op: str, *, racks: bool = False) -> FoundMode
 
 
 def _unlike(one: Network, other: Network) -> tuple[int, float]:
-    """Of the same kind first, then InfiniBand, of which most is known; among those by rate."""
+    """Sorts networks of the same kind first, then InfiniBand, for which there are most measurements; then by rate."""
     kind, lent = one.name.split("-")[0], other.name.split("-")[0]
     return (0 if kind == lent else 1 if lent == "infiniband" else 2), abs(
         float(np.log2(one.bytes_per_s / other.bytes_per_s))
@@ -243,18 +243,18 @@ def _outside(name: str, key: str) -> Outside:
     return Outside(shipped(FAMILY)[name].models[key])
 
 
-# What a trace says
+# Calls of a trace
 
 
 def buffer_bytes(call: CollectiveCall, communicator: Communicator, cluster: Cluster) -> float:
-    """The bytes to predict a traced call by."""
+    """The buffer size with which a call of a trace is predicted."""
     item = item_bytes(call.dtype)
     given, got = call.elements_in * item, call.elements_out * item
     if call.splits_in or call.splits_out:
         sides = (call.splits_in, call.splits_out)
         parts = [np.array(side, np.float64) * item for side in sides if side]
         return max(even_bytes(side, communicator.ranks, communicator.rank, cluster) for side in parts)
-    if call.op == "gather":  # only the root sees all of it
+    if call.op == "gather":  # only the root has all of it
         return float(max(got, given * len(communicator.ranks)))
     if call.op == "scatter":
         return float(max(given, got * len(communicator.ranks)))
@@ -264,7 +264,7 @@ def buffer_bytes(call: CollectiveCall, communicator: Communicator, cluster: Clus
 def even_bytes(parts: np.ndarray, ranks: Sequence[int], me: int, cluster: Cluster) -> float:
     """The buffer of an even all_to_all that takes as long as one with these bytes for (or from) each rank of the group.
 
-    It is the one whose busiest link carries as much: the rank's part of the ports where islands are left, or its own link.
+    Its busiest link carries as many bytes: the rank's part of the ports if data leaves the island, or the rank's own link.
     """
     n = len(ranks)
     home = island_of(ranks[me], cluster)
@@ -287,9 +287,9 @@ def batch_seconds(
     *,
     siblings: bool = True,
 ) -> float:
-    """Of messages that a rank starts together (batch_isend_irecv), each a peer's global rank and bytes.
+    """The duration of messages that a rank starts together (batch_isend_irecv), each given by the peer's global rank and bytes.
 
-    Directions go on at once, and so do NVLink and network; what shares a link and a direction adds up.
+    Both directions run at the same time, and so do NVLink and network; messages that share a link and a direction add up.
     """
     longest = 0.0
     for messages in (sends, receives):

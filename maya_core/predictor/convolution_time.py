@@ -1,8 +1,7 @@
-"""Convolutions: cuDNN's implicit matrix multiplications, forward and for either gradient.
+"""Convolutions: cuDNN's implicit matrix multiplications, forward and for both gradients.
 
-An output pixel is a row, an output channel a column, and what a filter reaches the inner dimension; the gradients swap their
-roles. Memory sees images and filters once, not the unfolded matrix. Filters of one channel each (depthwise) multiply
-next to nothing and are priced as traffic.
+An output pixel is a row, an output channel is a column, and the inputs of a filter are the inner dimension; gradients exchange these roles.
+Images and filters are read from memory once, not as the unfolded matrix. Depthwise convolutions hardly multiply and are priced as traffic.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from maya_core.predictor.gemm_time import GemmStructure
 from maya_core.predictor.lattice import Lattice, StoredLattice, Surface, knot_sizes
 
 DIRECTIONS = ("forward", "dgrad", "wgrad")
-DEPTHWISE_SHARE = 0.35  # of bandwidth, as DepthwiseConv2d.cu's plain loads reach: not measured
+DEPTHWISE_SHARE = 0.35  # of bandwidth, for the plain loads of DepthwiseConv2d.cu; estimated, not measured
 WINOGRAD_FILTER = 9  # 3 x 3, stride 1
 
 
 class ConvolutionModel(BaseModel):
-    """One dtype, one direction."""
+    """The coefficients for one dtype and one direction."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -42,9 +41,9 @@ def as_product(
     direction: np.ndarray, batch: np.ndarray, c_in: np.ndarray, c_out: np.ndarray, groups: np.ndarray,
     pixels_in: np.ndarray, pixels_out: np.ndarray, volume: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
-    """Rows, columns and inner dimension of the matrix product of one group."""
+    """The rows, columns and inner dimension of the matrix product of one group."""
     few_in, few_out = c_in / groups, c_out / groups
-    # each strided input pixel is reached by only part of the filter: as many products as forward
+    # Only a part of the filter reaches each strided input pixel, so there are as many products as forward.
     reached = few_out * volume * pixels_out / np.maximum(pixels_in, 1)
     rows = np.select(
         [direction == FORWARD, direction == INPUT_GRADIENT], [batch * pixels_out, batch * pixels_in], few_out
@@ -57,7 +56,7 @@ def as_product(
 
 
 class FittedConvolution:
-    """A fitted model on a GPU, ready to predict: structure and correction, put together once at the knots."""
+    """A fitted model for a GPU. Structure and correction are combined once, at the knots."""
 
     def __init__(self, stored: ConvolutionModel | dict[str, Any], gpu: Gpu, dtype: str) -> None:
         self.model = stored if isinstance(stored, ConvolutionModel) else ConvolutionModel.model_validate(stored)
@@ -70,7 +69,7 @@ class FittedConvolution:
         self._bytes_per_s = self._bandwidth * self.model.structure.memory_share
 
     def seconds(self, those: Columns) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds of convolutions, and whether measurements surround their shapes."""
+        """Returns seconds, and whether measurements surround the shapes."""
         shape = [
             np.maximum(size, 1)
             for size in (those.batch, those.channels_in, those.channels_out, those.groups, those.pixels_in, those.pixels_out, those.volume)
@@ -91,7 +90,7 @@ class FittedConvolution:
 def multiplied(
     structure: GemmStructure, gpu: Gpu, dtype: str, rows: np.ndarray, columns: np.ndarray, inner: np.ndarray
 ) -> np.ndarray:
-    """Structural time of the product alone, whatever memory takes."""
+    """The structural time of the product alone, without memory traffic."""
     return structure.seconds(gpu, dtype, np.ones_like(rows), rows, columns, inner, np.zeros_like(rows))
 
 
@@ -99,7 +98,7 @@ def traffic(
     dtype: str, batch: np.ndarray, c_in: np.ndarray, c_out: np.ndarray, groups: np.ndarray, pixels_in: np.ndarray,
     pixels_out: np.ndarray, volume: np.ndarray,
 ) -> np.ndarray:  # fmt: skip
-    """Bytes of images in, images out and filters, whichever of them is the result."""
+    """The bytes of input images, output images and filters; one of them is the result."""
     answer: np.ndarray = RATE_BYTES[dtype] * (
         batch * (c_in * pixels_in + c_out * pixels_out) + c_in / groups * c_out * volume
     )

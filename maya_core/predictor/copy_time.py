@@ -1,7 +1,7 @@
-"""How long copies take: between host and device over PCIe or NVLink-C2C, and within the device's memory.
+"""Predicts the duration of copies between host and device over PCIe or NVLink-C2C, and within the device's memory.
 
-A trace does not say whether host memory was pinned. Copies are taken to be of pinned memory, as data loaders make them; from
-pageable memory they are `PAGEABLE` slower and stop the host as well.
+A trace does not say whether host memory was pinned. It is assumed to be, as with data loaders; copies of pageable memory take `PAGEABLE` times
+as long and also block the host.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from maya_core.predictor.durations import Durations, Provenance
 from maya_core.predictor.family import Family, by_model
 
 # Profiles of training (HTA): pinned copies of 1 to 32 MB reach 11.4-11.9 GB/s on an A100 host, 5.7-7.5 on a V100 host, pageable
-# ones 6.3 GB/s; small ones take 1-5 us. The share takes the A100 host to be PCIe 3.0 x16 (15.75 GB/s), which the profile does not
-# say: were it 4.0, the share would be half.
+# ones 6.3 GB/s; small ones take 1-5 us. The share assumes that the A100 host has PCIe 3.0 x16 (15.75 GB/s), which the profile does
+# not say: with 4.0, the share would be half.
 PINNED_SHARE = 0.76
 PAGEABLE = 1.9  # times as long
 HOST_FLOOR_US = {"h2d": 1.5, "d2h": 2.0}
 
-# A memcpy within the device: of the same profiles, 0.86 (V100) and 0.78 (A100) of bandwidth, reading and writing.
+# A memcpy within the device reaches 0.86 (V100) and 0.78 (A100) of the bandwidth in the same profiles, counting reads and writes.
 DEVICE_SHARE = 0.8
 DEVICE_FLOOR_US = 1.5
 
 
 def predict(gpu: Gpu, direction: str, nbytes: np.ndarray, pinned: bool = True) -> Durations:
-    """Durations of copies of one direction (h2d, d2h, d2d)."""
+    """The durations of copies in one direction (h2d, d2h, d2d)."""
     if direction == "d2d":
         coefficients = streaming_time.Coefficients(DEVICE_FLOOR_US * 1e-6, DEVICE_SHARE)
         table = np.stack([nbytes, nbytes, nbytes / 4, np.zeros_like(nbytes)], axis=1)
@@ -42,7 +42,7 @@ def predict(gpu: Gpu, direction: str, nbytes: np.ndarray, pinned: bool = True) -
 
 
 class Copies(Family[kernel.Copy]):
-    name, title, telling = "copy", "copies", -1
+    name, title, precedence = "copy", "copies", -1
 
     def predict(self, kernels: Sequence[kernel.Copy]) -> Durations:
         return by_model(kernels, lambda direction, those: predict(self.gpu, direction, Columns(those).bytes))

@@ -1,4 +1,4 @@
-"""What a predictor answers: seconds, and how it knows them."""
+"""The result of a prediction: seconds, and how they are known."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 
 
 class Provenance(enum.IntEnum):
-    """How a duration is known, surest first."""
+    """How a duration is known, from the most to the least certain."""
 
-    MEASURED = 0  # this very work was timed on this GPU
+    MEASURED = 0  # exactly this work was timed on this GPU
     INTERPOLATED = 1  # between measurements of this GPU
-    EXTRAPOLATED = 2  # outside of them by structure alone, or carried over from another GPU
-    BOUND = 3  # no measurement of the kind: a lower bound from the data sheet
+    EXTRAPOLATED = 2  # outside of them, by structure alone, or from another GPU
+    BOUND = 3  # nothing similar was measured: a lower bound from the data sheet
 
 
 @dataclass(frozen=True)
 class Durations:
-    """Seconds of a batch of work, with provenance and the profile each came from."""
+    """The seconds of a batch of work, with the provenance and the profile of each."""
 
     seconds: np.ndarray  # float64
     provenance: np.ndarray  # uint8, of Provenance
@@ -37,12 +37,12 @@ class Durations:
         return Durations(self.seconds[places], self.provenance[places], self.profile[places], self.profiles)
 
     def slowed(self, factor: np.ndarray | float, least: Provenance = Provenance.MEASURED) -> Durations:
-        """These times a factor, known no more surely than `least`."""
+        """These durations times a factor; their provenance is at best `least`."""
         return Durations(self.seconds * factor, np.maximum(self.provenance, least), self.profile, self.profiles)
 
     @staticmethod
     def joined(parts: Sequence[Durations]) -> Durations:
-        """One answer of several, one after the other."""
+        """Concatenates several results."""
         names: dict[str, int] = {}
         profile = [
             np.array([names.setdefault(name, len(names)) for name in part.profiles], np.int32)[part.profile]

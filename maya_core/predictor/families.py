@@ -1,4 +1,4 @@
-"""All families of kernels, by name. A new one is a class of its own, a line here, and one in `KERNELS` of ops/kernel.py."""
+"""All families of kernels, by name. A new one needs a class, a line here, and one in `KERNELS` of ops/kernel.py."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ FAMILIES: dict[str, type[Family[Any]]] = {
         TritonAttentions, Copies, IncludedKernels, UnknownKernels, TimedKernels,
     )
 }  # fmt: skip
-COMMUNICATION = "communication"  # which is priced by call, not by kernel
+COMMUNICATION = "communication"  # which is predicted by call, not by kernel
 
 
 def title(name: str) -> str:
-    """A family's name as people read it."""
+    """The name of a family for people."""
     return FAMILIES[name].title if name in FAMILIES else name.replace("_", " ")

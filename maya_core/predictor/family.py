@@ -1,4 +1,4 @@
-"""What a family of kernels is to the predictor, and what all families are given: the GPU, and the fitted models of it."""
+"""The interface of a kernel family, and what all families receive: the GPU and its fitted models."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ Fitted = TypeVar("Fitted")
 
 @dataclass
 class Target:
-    """The GPU to price for, and how."""
+    """The GPU for which durations are predicted, with options."""
 
     gpu: Gpu
-    burst: bool = False  # clocks of a GPU that was idle before, instead of those under load
-    attention: str = DEFAULT_ATTENTION  # which generation runs behind torch's flash attention
+    burst: bool = False  # the clocks of a GPU that was idle before, instead of those under load
+    attention: str = DEFAULT_ATTENTION  # the generation of kernels behind torch's flash attention
     _ready: dict[tuple[str, ...], Any] = field(default_factory=dict)
 
     def find(self, family: str, choices: Sequence[str]) -> tuple[Found, str] | None:
-        """The first choice this GPU has measurements of; else the nearest relative's, whichever choice that is."""
+        """The first of the models for which this GPU has measurements, otherwise the one of the nearest relative."""
         found = [(each, model) for model in choices if (each := find_profile(family, self.gpu, model)) is not None]
         return min(found, key=lambda pair: (not pair[0].own, distance(self.gpu, pair[0].gpu)), default=None)
 
     def fitted(self, found: Found, model: str, dtype: str, build: Callable[[dict[str, Any]], Fitted]) -> Fitted:
-        """A profile's model put together for this GPU, once."""
+        """A profile's model for this GPU, built once."""
         key = (found.name, model, dtype)
         if key not in self._ready:
             self._ready[key] = build(found.profile.models[model])
@@ -41,19 +41,17 @@ class Target:
         return made
 
     def bound(self, dtype: str, flops: np.ndarray) -> Durations:
-        """A lower bound by the data sheet, where nothing like it was measured."""
+        """A lower bound from the data sheet, if nothing similar was measured."""
         return Durations.of(flops / peak_flops(self.gpu, dtype), Provenance.BOUND, "data sheet")
 
 
 class Family(Generic[K]):
-    """Kernels that one class prices. Reports, calibrations and power read the attributes, so they are said once, here."""
+    """The kernels that one class predicts. Reports, calibrations and power use these attributes, so they are defined once, here."""
 
     name: ClassVar[str]
-    title: ClassVar[str]  # as people read it
-    compute_bound: ClassVar[bool] = (
-        False  # multiplies: its time goes with clocks and power, and a compute factor is for it
-    )
-    telling: ClassVar[int] = 0  # of an op with kernels of several families, the one of most is what the op is known for
+    title: ClassVar[str]  # the name for people
+    compute_bound: ClassVar[bool] = False  # it multiplies: clocks, power and compute factors change its duration
+    precedence: ClassVar[int] = 0  # an op with kernels of several families counts for the family with the highest value
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -64,7 +62,7 @@ class Family(Generic[K]):
 
 
 def by_model(kernels: Sequence[K], price: Callable[[str, list[K]], Durations]) -> Durations:
-    """Prices kernels model by model, each as one batch, and puts the answers back in order."""
+    """Predicts kernels model by model, each in one batch, and restores their order."""
     groups: dict[str, list[int]] = {}
     for place, kernel in enumerate(kernels):
         groups.setdefault(kernel.model, []).append(place)
@@ -72,7 +70,7 @@ def by_model(kernels: Sequence[K], price: Callable[[str, list[K]], Durations]) -
 
 
 def in_order(parts: Sequence[tuple[Sequence[int] | np.ndarray, Durations]]) -> Durations:
-    """Answers to parts of a batch, each with the places its kernels have there, as one answer to the batch."""
+    """Combines the results of parts of a batch, each with the places of its kernels, into one result."""
     joined = Durations.joined([durations for _, durations in parts])
     if len(parts) == 1:
         return joined
@@ -80,13 +78,13 @@ def in_order(parts: Sequence[tuple[Sequence[int] | np.ndarray, Durations]]) -> D
 
 
 def known(seconds: np.ndarray, inside: np.ndarray, found: Found) -> Durations:
-    """Interpolated where measurements of this very GPU surround the sizes, extrapolated elsewhere."""
+    """INTERPOLATED where measurements of this GPU surround the sizes, EXTRAPOLATED elsewhere."""
     provenance = np.where(inside & found.own, Provenance.INTERPOLATED, Provenance.EXTRAPOLATED)
     return Durations.of(seconds, provenance.astype(np.uint8), found.name)
 
 
 def peak_flops(gpu: Gpu, dtype: str) -> float:
-    """The data sheet's rate for a dtype, or for what stands in for it where the GPU lacks it."""
+    """The data sheet's rate for a dtype, or for its substitute if the GPU does not support it."""
     for name in (dtype, {"bfloat16": "float32", "tf32": "float32", "float8": "bfloat16"}.get(dtype, "float32")):
         if name in gpu.peak_flops:
             return gpu.peak_flops[name]

@@ -1,9 +1,8 @@
-"""Matrix multiplications: C[m,n] = A[m,k] B[k,n], `batch` times over.
+"""Matrix multiplications: C[m,n] = A[m,k] B[k,n], `batch` times.
 
-Structure: a library of kernels, each computing tiles of C on one SM and possibly splitting k over several; the fastest is
-taken to run, as cuBLAS's heuristics would. A kernel takes as long as its waves of tiles, or as its traffic to memory or to
-L2, whichever is longer. Every candidate grows with every size, and so does the fastest of them. What was measured corrects
-smoothly over a grid of sizes.
+Structure: a library of kernels, each of which computes tiles of C on one SM and may split k over several. The fastest is assumed to run, as
+with cuBLAS's heuristics. A kernel takes as long as its waves of tiles, or its traffic to memory or L2, whichever is longer. Every candidate
+grows with every size, and so does the fastest. Measurements correct the structural time smoothly over a grid of sizes.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from maya_core.predictor.lattice import Lattice, StoredLattice, knot_sizes
 
 TILES = ((64, 64), (64, 128), (128, 64), (128, 128), (128, 192), (192, 128), (128, 256), (256, 128))
 SPLITS = (1, 2, 4, 8, 16)
-LAYOUTS = ("TN", "NN", "NT", "TT")  # of x @ W.t(), of grad @ W, of grad.t() @ x, and of neither contiguous
-SHARPNESS = 4  # how suddenly one bound takes over from another
-SMALLEST_TILE = 0.25  # of a tile: work on less costs the same
+LAYOUTS = ("TN", "NN", "NT", "TT")  # x @ W.t(), grad @ W, grad.t() @ x, and both operands transposed
+SHARPNESS = 4  # how sharp the transition is from one bound to another
+SMALLEST_TILE = 0.25  # of a tile: smaller work costs the same
 
 
 class GemmStructure(BaseModel):
-    """What tiles, waves and traffic cost on a GPU, as shares of its data sheet, and times in microseconds."""
+    """The costs of tiles, waves and traffic on a GPU: shares of the data sheet's rates, and times in microseconds."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -42,15 +41,15 @@ class GemmStructure(BaseModel):
     floor_us: float
     memory_share: float  # of DRAM bandwidth
     l2_share: float  # bandwidth of L2, in multiples of DRAM's
-    split_share: float  # traffic of partial sums when k is split, in multiples of what it must be
-    wave_quantization: float  # 1: a last wave costs a whole one; 0: only its share
-    tile_quantization: float  # the same of tiles at the edge of C
+    split_share: float  # traffic of partial sums when k is split, in multiples of the minimum
+    wave_quantization: float  # 1: a partial last wave costs a whole one; 0: only its share
+    tile_quantization: float  # the same for tiles at the edge of C
 
     def seconds(
         self, gpu: Gpu, dtype: str, batch: np.ndarray, m: np.ndarray, n: np.ndarray, k: np.ndarray,
         moved: np.ndarray | None = None,
     ) -> np.ndarray:  # fmt: skip
-        """`moved` is the traffic to memory in bytes, if it is not that of the three matrices."""
+        """The structural seconds. `moved` is the traffic to memory in bytes, if it is not that of the three matrices."""
         peak_per_sm = peak_flops(gpu, dtype) / gpu.sms
         item, bandwidth = RATE_BYTES[dtype], gpu.memory_bandwidth_bytes_per_s
         out_item = 2 if dtype == "float8" else item
@@ -84,7 +83,7 @@ class GemmStructure(BaseModel):
 
 
 class Sustained(BaseModel):
-    """How much slower than in short bursts, once power and clocks have settled."""
+    """How much slower products are than in short bursts, once power and clocks have settled."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -101,12 +100,12 @@ class GemmModel(BaseModel):
 
 
 class FittedGemm:
-    """A fitted model on a GPU, ready to predict."""
+    """A fitted model for a GPU."""
 
     def __init__(
         self, stored: GemmModel | dict[str, Any], gpu: Gpu, dtype: str, *, burst: bool = False, corrected: bool = True
     ) -> None:
-        """Without what sustained load costs if `burst`; by structure alone if not `corrected`."""
+        """`burst` omits the cost of sustained load; without `corrected`, structure alone is used."""
         model = stored if isinstance(stored, GemmModel) else GemmModel.model_validate(stored)
         self._structure, self._gpu, self._dtype = model.structure, gpu, dtype
         correction = Lattice.load(model.correction)
@@ -125,13 +124,13 @@ class FittedGemm:
         return self._structure.seconds(self._gpu, self._dtype, *sizes)
 
     def seconds(self, batch: Any, m: Any, n: Any, k: Any, layout: Any = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds, and whether measurements surround the shape."""
+        """Returns seconds, and whether measurements surround the shape."""
         given = [np.atleast_1d(np.asarray(size, float)) for size in (batch, m, n, k)]
-        # less than the least that was measured is taken to cost as much: kernels compute whole tiles
+        # Sizes below the smallest measured one are assumed to cost the same, because kernels compute whole tiles.
         sizes = [np.maximum(size, low) for size, low in zip(np.broadcast_arrays(*given), self.least, strict=True)]
         seconds, inside = self.corrected(*sizes)
-        # A fit keeps its correction from falling where structure does not rise, as far as it looked. For what it did
-        # not see, and for other GPUs than its own: work is not faster than half of it.
+        # A fit ensures that its correction does not fall where structure does not rise, within its data. Outside of it, and for other
+        # GPUs, this ensures that work is not faster than half of it.
         for halved in itertools.product((1, 2, 4), repeat=4 if (sizes[0] > 1).any() else 3):
             if max(halved) > 1:
                 by = (1,) * (4 - len(halved)) + halved
@@ -143,16 +142,16 @@ class FittedGemm:
     def corrected(
         self, batch: np.ndarray, m: np.ndarray, n: np.ndarray, k: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Structural time as measurements correct it, for sizes of at least the least."""
+        """The structural time with the correction by measurements, for sizes from the smallest measured one."""
         if self._batched:
             factor, inside = self.correction(batch, m, n, k)
-        else:  # a batch fills the GPU as more rows would
+        else:  # a batch fills the GPU as additional rows would
             factor, inside = self.correction(np.ones_like(batch), batch * m, n, k)
             inside = inside & (batch == 1)
         return self.structural(batch, m, n, k) * factor, inside
 
 
-# What a dtype's products are priced by, first choice first: half precisions run at one rate.
+# The models for a dtype's products, in order of preference: both half precisions run at the same rate.
 MODELS = {
     "bfloat16": ("bfloat16", "float16"),
     "float16": ("bfloat16", "float16"),
@@ -163,8 +162,8 @@ MODELS = {
     "float64": ("float32",),
 }
 SAME_RATE = {("bfloat16", "float16"), ("float16", "bfloat16")}
-# Grouped products against as many of the same size in a batch, by layout: SimuMax' on B200, medians of 82 with half of them 0.8 to
-# 1.3 of that. On an A100 (11) they take as long.
+# Grouped products relative to a batch of as many products of the same size, by layout: medians of SimuMax's 82 on B200, of which half are
+# within 0.8 to 1.3 of that. On an A100 (11 products) they take as long.
 GROUPED_SLOWER = {10: (1.2, 1.3, 1.57, 1.3), 12: (1.2, 1.3, 1.57, 1.3)}  # by compute capability
 
 
@@ -172,7 +171,7 @@ def price(
     target: Target, dtype: str, batch: np.ndarray, m: np.ndarray, n: np.ndarray, k: np.ndarray, layout: np.ndarray,
     *, batched: bool = False,
 ) -> Durations:  # fmt: skip
-    """Products of one dtype. `batched`: as the kernels for many in a batch, where those were measured apart."""
+    """The durations of products of one dtype. `batched`: use the model of batched kernels, if they were measured separately."""
     choices: tuple[str, ...] = MODELS.get(dtype, ("float32",))
     if batched:
         choices = (*(f"{choice} batched" for choice in choices), *choices)
@@ -190,7 +189,7 @@ def price(
 
 
 def price_either(target: Target, dtype: str, columns: Columns) -> Durations:
-    """One product, and many in a batch, are other kernels where they were measured apart."""
+    """Single and batched products use different models if they were measured separately."""
     parts = []
     for several in (False, True):
         places = np.flatnonzero((columns.batch > 1) == several)
@@ -208,7 +207,7 @@ class Products(Family[kernel.Gemm]):
 
 
 class GroupedProducts(Family[kernel.GroupedGemm]):
-    """As a batched product of equal groups: how many rows fall to each is not in a trace."""
+    """Predicted as a batched product of equal groups, because a trace does not contain the rows of each group."""
 
     name, title, compute_bound = "grouped_gemm", "grouped products", True
 

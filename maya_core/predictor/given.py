@@ -1,4 +1,4 @@
-"""Kernels whose time is given: by the author of an op, or as part of another kernel that was measured with them."""
+"""Kernels whose duration is given: by the author of an op, or as part of another kernel with which they were measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from maya_core.predictor.family import Family
 
 
 class IncludedKernels(Family[kernel.Included]):
-    name, title, telling = "included", "with another kernel", -4
+    name, title, precedence = "included", "with another kernel", -4
 
     def predict(self, kernels: Sequence[kernel.Included]) -> Durations:
         return Durations.of(np.zeros(len(kernels)), Provenance.INTERPOLATED, "with another kernel")

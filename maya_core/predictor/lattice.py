@@ -1,8 +1,8 @@
-"""A smooth correction on a grid of log2 sizes: what structure alone does not explain, learned inside the data's domain.
+"""A smooth correction on a grid of log2 sizes for what structure does not explain, fitted within the range of the data.
 
-Between knots it is multilinear; outside the grid it stays what it is at the border, so there structure alone says how
-time grows. Knots lie a fixed part of an octave apart: doubling a size moves by whole cells, which lets the fit bound how
-far the correction may fall on the way (`fitting/lattice.py`).
+Between knots the correction is multilinear. Outside the grid it is constant, so structure alone decides how time grows there. The distance
+between knots is a fixed fraction of an octave: doubling a size moves by whole cells, so the fit can bound how far the correction may fall
+(`fitting/lattice_fit.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SCALE = 1000  # corrections are stored in thousandths of a natural logarithm
 
 @dataclass(frozen=True)
 class Axis:
-    """Knots over log2 of a size: from `low` to `high`, `per_octave` of them to a doubling."""
+    """Knots over log2 of a size, from `low` to `high`, with `per_octave` knots in each octave."""
 
     low: float
     high: float
@@ -37,7 +37,7 @@ class Axis:
         return self.low + np.arange(self.count) / self.per_octave
 
     def locate(self, size: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For each size the cell it falls into, how far into it (0 to 1), and whether it is within the axis."""
+        """For each size, its cell, its position in the cell (0 to 1), and whether it is within the axis."""
         place = (np.log2(np.maximum(size, 1e-9)) - self.low) * self.per_octave
         clipped = np.clip(place, 0, self.count - 1)
         cell = np.minimum(clipped.astype(np.int64), max(self.count - 2, 0))
@@ -46,13 +46,13 @@ class Axis:
 
 
 class StoredLattice(BaseModel):
-    """A lattice as a profile keeps it."""
+    """A lattice in the form that profiles store."""
 
     model_config = ConfigDict(extra="forbid")
 
     axes: list[tuple[float, float, int]]
     values: str  # thousandths, last axis fastest: little-endian int16, deflated, base64
-    support: str  # a bit per knot, whether measurements are near it: deflated, base64
+    support: str  # a bit for each knot, whether measurements are near: deflated, base64
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Lattice:
         return tuple(axis.count for axis in self.axes)
 
     def __call__(self, *sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The factor on the structural time at these sizes, and whether measurements surround them."""
+        """Returns the factor on the structural time at these sizes, and whether measurements surround them."""
         found, inside = corners(self.axes, sizes)
         values, support = self.values.ravel(), self.support.ravel()
         total = np.zeros(len(inside))
@@ -77,13 +77,13 @@ class Lattice:
         return np.exp(total), inside & (backed > 0.5)
 
     def times(self, factors: np.ndarray) -> Lattice:
-        """With further factors at its knots."""
+        """This lattice with additional factors at its knots."""
         return Lattice(self.axes, self.values + np.log(factors).reshape(self.shape), self.support)
 
     def lifted(self, structural: np.ndarray) -> Lattice:
-        """Raised where, with this structural time at the knots, it would let time fall from a knot to the next octave's.
+        """This lattice, raised where time would fall from a knot to the one an octave above, with this structural time at the knots.
 
-        A fit sees to that for its own GPU; on a relative, structure rises elsewhere.
+        A fit ensures that for its own GPU; on a relative, structure rises at other places.
         """
         base = np.log(structural).reshape(self.shape)
         total = base + self.values
@@ -122,7 +122,7 @@ def _unpacked(text: str) -> bytes:
 def corners(
     axes: Sequence[Axis], sizes: Sequence[np.ndarray]
 ) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray]:
-    """(flat knot index, weight) of each corner of the cells the points lie in, and whether they are within the axes."""
+    """(flat knot index, weight) for each corner of the points' cells, and whether the points are within the axes."""
     located = [axis.locate(np.atleast_1d(np.asarray(size, float))) for axis, size in zip(axes, sizes, strict=True)]
     inside = np.logical_and.reduce([place[2] for place in located])
     found = []
@@ -137,15 +137,15 @@ def corners(
 
 
 def knot_sizes(axes: Sequence[Axis]) -> list[np.ndarray]:
-    """The sizes at every knot of a grid, last axis fastest."""
+    """The sizes at every knot of a grid, with the last axis innermost."""
     return [sizes.ravel() for sizes in np.meshgrid(*(2**axis.knots for axis in axes), indexing="ij")]
 
 
 @dataclass(frozen=True)
 class Surface:
-    """Time itself over a grid of log2 sizes: multilinear in its logarithm, and falling nowhere.
+    """Time over a grid of log2 sizes. Its logarithm is multilinear, and it never falls.
 
-    Below the grid it stays what it is at the border, above it grows as work does, by a power of each size.
+    Below the grid it is constant; above the grid it grows with a power of each size, as work does.
     """
 
     axes: tuple[Axis, ...]
@@ -154,9 +154,9 @@ class Surface:
 
     @staticmethod
     def of(structural: np.ndarray, correction: Lattice, growth: tuple[float, ...] | None = None) -> Surface:
-        """From structural seconds at the knots, and their correction."""
+        """The surface of structural seconds at the knots times their correction."""
         values = correction.values + np.log(structural).reshape(correction.shape)
-        for axis in range(values.ndim):  # on another GPU than the correction's own it might fall somewhere
+        for axis in range(values.ndim):  # on another GPU than the one of the correction, it might fall
             values = np.maximum.accumulate(values, axis=axis)
         return Surface(correction.axes, values, growth or (1.0,) * values.ndim)
 

@@ -1,7 +1,7 @@
-"""Where the ranks of a group sit: in one NVLink domain or node, or over several, and what the network gives them there.
+"""The placement of a group's ranks in one or several NVLink domains or nodes, and the network rate that they have there.
 
-Ranks fill nodes in order, as launchers place them. An island is what a group reaches without the network: a node, or with
-NVL72 racks the whole NVLink domain.
+Ranks fill nodes in order, as launchers place them. An island is what a group reaches without the network: a node, or with NVL72 racks the whole
+NVLink domain.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Placement:
     ranks: int
     islands: int
     largest: int  # ranks in the fullest island
-    smallest: int  # and in the emptiest that has any
+    smallest: int  # ranks in the emptiest island that has any
     link: Link  # between ranks of an island
 
     @property
@@ -31,10 +31,10 @@ class Placement:
 
 
 def place(ranks: Sequence[int], cluster: Cluster) -> Placement:
-    """Where these global ranks of a job on the cluster sit."""
+    """The placement of these global ranks of a job on the cluster."""
     if not ranks or min(ranks) < 0 or max(ranks) >= cluster.gpus:
         raise MayaError(
-            f"ranks {min(ranks, default=0)} to {max(ranks, default=0)} on a cluster of {cluster.gpus} GPUs.",
+            f"ranks {min(ranks, default=0)} to {max(ranks, default=0)} do not fit on a cluster of {cluster.gpus} GPUs.",
             "Give the cluster as many nodes as the job has.",
         )
     size = island_size(cluster)
@@ -47,7 +47,7 @@ def island_of(rank: int, cluster: Cluster) -> int:
 
 
 def island_size(cluster: Cluster) -> int:
-    """GPUs that reach each other without the network."""
+    """The number of GPUs that reach each other without the network."""
     return max(cluster.gpus_per_node, cluster.nvlink_domain)
 
 
@@ -62,15 +62,15 @@ def _link(ranks: Sequence[int], cluster: Cluster) -> Link:
 
 
 def inside_bytes_per_s(placement: Placement, cluster: Cluster) -> float:
-    """What the data sheet gives a GPU towards others of its island, in one direction."""
+    """The data sheet's rate between a GPU and others of its island, in one direction."""
     return cluster.nvlink_bytes_per_s if placement.link == "nvlink" else cluster.pcie_bytes_per_s
 
 
 def outside_bytes_per_s(placement: Placement, cluster: Cluster, *, siblings: bool = True) -> float:
-    """Raw rate of the ports that the group has in the island where it has fewest.
+    """The raw rate of the group's ports in the island where it has fewest.
 
-    While `siblings` are busy (other groups, of the island's other ranks) each rank has its own share of the ports. Alone,
-    a rank has at least a whole port, but still not those beside other GPUs.
+    If `siblings` (groups of the island's other ranks) are busy, each rank has its own share of the ports. Otherwise a rank has at least a whole
+    port, but not the ports of other GPUs.
     """
     per_rank = cluster.nics_per_node / cluster.gpus_per_node
     ports = per_rank * placement.smallest

@@ -1,4 +1,4 @@
-"""Durations for what a trace holds: every call is planned for the GPU, and its kernels are priced family by family, many at a time."""
+"""Predicts the durations of a trace: plans every call for the GPU, and predicts its kernels family by family, in batches."""
 
 from __future__ import annotations
 
@@ -34,41 +34,41 @@ from maya_core.trace.rank import RankTrace
 if TYPE_CHECKING:
     from maya_core.predictor.calibration import Calibration
 
-# An A100 of 300 W takes 1.16 times as long as one of 400 W for the same products under load: the root of the ratio.
+# For the same products under load, an A100 of 300 W takes 1.16 times as long as one of 400 W, which is the square root of the ratio.
 POWER_EXPONENT = 0.5
 
 
 @dataclass(frozen=True)
 class TraceDurations:
-    """What everything in a rank's trace takes on a GPU, by its number there."""
+    """The durations of everything in a rank's trace on a GPU, by number in the trace."""
 
-    calls: list[Call]  # as they are on that GPU, where attention may be another backend's
+    calls: list[Call]  # for that GPU, on which attention may have another backend
     kernels: list[list[Kernel]]  # of each call
-    each: Durations  # of all these kernels, one after the other
+    each: Durations  # of all these kernels, in order
     ops: Durations  # by call
     collectives: Durations  # by collective call
 
     @cached_property
     def launches(self) -> np.ndarray:
-        """Kernels, copies and memsets of each call."""
+        """The number of kernels, copies and memsets of each call."""
         return np.array([len(kernels) for kernels in self.kernels], np.int64)
 
     @cached_property
     def families(self) -> list[str]:
-        """The family that each call is known for."""
+        """The most characteristic family of each call."""
         return [family_of(kernels) for kernels in self.kernels]
 
 
 def family_of(kernels: Sequence[Kernel]) -> str:
-    """Of an op's kernels, the most telling family."""
+    """The most characteristic family among an op's kernels."""
     names = [kernel.family for kernel in kernels]
-    return max(names, key=lambda name: FAMILIES[name].telling, default="memory")
+    return max(names, key=lambda name: FAMILIES[name].precedence, default="memory")
 
 
 def durations_of(
     trace: RankTrace, cluster: Cluster, predictor: Predictor | None = None, command: Sequence[str] = ()
 ) -> TraceDurations:
-    """Prices a trace for a cluster, which need not be the one it was recorded for. `command` is what was recorded, if that is known."""
+    """Predicts the durations of a trace on a cluster, which need not be the recorded one. `command` is the recorded command, if it is known."""
     check_same_ops(trace, cluster.gpu, command)
     predictor = predictor or Predictor(cluster.gpu)
     groups = [trace.communicators[call.communicator] for call in trace.collectives]
@@ -83,17 +83,17 @@ def durations_of(
 
 
 def check_same_ops(trace: RankTrace, gpu: Gpu, command: Sequence[str] = ()) -> None:
-    """A trace tells of another GPU what the same ops would do there; where torch would run others, it does not."""
+    """Raises if torch would run other ops on this GPU: then the recorded trace cannot be used to predict it."""
     recorded = trace.meta["gpu"]
     if recorded != gpu.name and (different := changes(settled_calls(trace), Platform(gpu))):
         raise MayaError(
-            f"what was recorded on {recorded} does not tell what {gpu.name} would do: {different[0]}.",
+            f"a trace recorded on {recorded} cannot predict {gpu.name}: {different[0]}.",
             f"Emulate it there: maya run --gpu {gpu.name} -- {shlex.join(command) if command else 'COMMAND'}",
         )
 
 
 def settled_calls(trace: RankTrace) -> list[Call]:
-    """The calls; those of older traces, which have no settings, with what the recorded attention says of them."""
+    """The calls of a trace. Calls of older traces, which have no settings, get those that follow from the recorded attention."""
     gpu = gpus().get(trace.meta["gpu"])
     if not trace.meta.get("without_settings") or gpu is None:
         return trace.calls
@@ -101,13 +101,13 @@ def settled_calls(trace: RankTrace) -> list[Call]:
 
 
 def sums(planned: Sequence[Sequence[Kernel]], each: Durations) -> Durations:
-    """Of calls by the durations of their kernels, one after the other: the sum, known as surely as the longest of them."""
+    """The durations of calls from those of their kernels: the sum, with the provenance of the longest kernel."""
     lengths = np.array([len(kernels) for kernels in planned], np.int64)
     owner = np.repeat(np.arange(len(planned)), lengths)
     seconds = np.bincount(owner, each.seconds, len(planned)) if len(owner) else np.zeros(len(planned))
     longest = np.full(len(planned), -1, np.int64)
     order = np.argsort(each.seconds, kind="stable")
-    longest[owner[order]] = order  # the last written is the longest
+    longest[owner[order]] = order  # the longest is written last
     some = longest >= 0
     provenance = np.where(some, each.provenance[longest] if len(owner) else 0, Provenance.MEASURED)
     profile = np.where(some, each.profile[longest] if len(owner) else 0, 0)
@@ -117,9 +117,9 @@ def sums(planned: Sequence[Sequence[Kernel]], each: Durations) -> Durations:
 def collective_durations(
     call: CollectiveCall, group: Communicator, cluster: Cluster, calibration: Calibration | None = None
 ) -> Durations:
-    """Of one collective, as a rank calls it."""
+    """The duration of one collective call of a rank."""
     nbytes = np.array([buffer_bytes(call, group, cluster)])
-    if group.backend != "nccl":  # over the host's own network, of which the catalog knows the ports
+    if group.backend != "nccl":  # gloo uses the host's network, whose ports are in the catalog
         return Durations.of(nbytes / cluster.nic_bytes_per_s, Provenance.BOUND, "data sheet")
     placement = place(group.ranks, cluster)
     durations = collective_time.predict(call.op, nbytes, placement, cluster)
@@ -131,11 +131,11 @@ def collective_durations(
 
 
 class Predictor:
-    """How long kernels take on a GPU.
+    """Predicts the durations of kernels on a GPU.
 
         durations = Predictor(find_gpu("h100")).ops(trace.calls)
 
-    Under sustained load, unless `burst` is asked for. A calibration of the user's own comes before what Maya ships.
+    Durations are those under sustained load, unless `burst` is set. A user's own calibration takes precedence over Maya's profiles.
     """
 
     def __init__(
@@ -155,13 +155,13 @@ class Predictor:
         self._families = {name: family(target) for name, family in FAMILIES.items()}
 
     def kernels(self, kernels: Sequence[Kernel]) -> Durations:
-        """Each kernel's duration. Repeated ones cost a lookup."""
+        """The duration of each kernel. Repeated kernels cost a lookup."""
         numbers: dict[Kernel, int] = {}
         places = np.fromiter((numbers.setdefault(kernel, len(numbers)) for kernel in kernels), np.int64, len(kernels))
         return self._distinct(list(numbers)).taken(places)
 
     def ops(self, calls: Sequence[Call]) -> Durations:
-        """Each call's duration: the sum of its kernels, known as surely as the longest of them."""
+        """The duration of each call: the sum of its kernels, with the provenance of the longest."""
         planned = [kernels_of(call, self.platform) for call in calls]
         return sums(planned, self.kernels([kernel for kernels in planned for kernel in kernels]))
 
@@ -181,6 +181,6 @@ class Predictor:
         durations = Durations(seconds, provenance, profile, tuple(names))
         if self.calibration is None:
             return durations
-        from maya_core.predictor.calibration import apply  # which is made with a Predictor
+        from maya_core.predictor.calibration import apply  # imported here, because calibration uses Predictor
 
         return apply(self.calibration, kernels, durations)

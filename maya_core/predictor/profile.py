@@ -1,7 +1,7 @@
-"""Profiles: what was learned of a family of work on a GPU, with where it came from and how far off it was on unseen data.
+"""Profiles: the fitted coefficients of a family of work on a GPU, with their sources and their errors on unseen data.
 
-Shipped profiles lie in `profiles/FAMILY/GPU.json`; a user's own, from `maya calibrate`, take precedence. A GPU without one
-borrows that of its nearest relative: coefficients are shares of what the data sheet promises, so they carry over.
+Shipped profiles are in `profiles/FAMILY/GPU.json`; a user's own, from `maya calibrate`, take precedence. A GPU without a profile uses that of its
+nearest relative: coefficients are shares of the data sheet's rates, so they apply to other GPUs, too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from maya_core.errors import MayaError
 from maya_core.hardware.catalog import Gpu, find_gpu, gpus
 
 SHIPPED = Path(__file__).parent / "profiles"
-NEAR = 1.2  # an H100 NVL to an H100, an A100 of 40 GB to one of 80
+NEAR = 1.2  # the distance up to which details apply: an H100 NVL and an H100, an A100 of 40 GB and one of 80 GB
 
 
 class ProfileSource(BaseModel):
@@ -34,11 +34,11 @@ class ProfileSource(BaseModel):
 
 
 class HeldOut(BaseModel):
-    """Error of a fit on rows it did not see, in percent of the measured time."""
+    """The error of a fit on rows that it did not see, in percent of the measured time."""
 
     model_config = ConfigDict(extra="forbid")
 
-    split: str  # what was left out: pairs of (n, k), models, the largest tenth ...
+    split: str  # what was held out: pairs of (n, k), models, the largest tenth ...
     rows: int
     median_pct: float
     p90_pct: float
@@ -53,28 +53,28 @@ class Profile(BaseModel):
     gpu: str
     sources: list[ProfileSource]
     held_out: dict[str, list[HeldOut]]  # by model
-    models: dict[str, dict[str, Any]]  # by dtype or kernel; the family's module knows their fields
+    models: dict[str, dict[str, Any]]  # by dtype or kernel; the family's module defines their fields
 
 
 @dataclass(frozen=True)
 class Found:
-    """A profile to predict with. `gpu` is whose measurements it holds, which may not be the one asked about."""
+    """A profile that was found for a GPU. `gpu` is the measured GPU, which may be another one."""
 
     profile: Profile
     gpu: Gpu
-    own: bool  # measured on the GPU asked about
+    own: bool  # measured on the GPU itself
 
     @property
     def name(self) -> str:
         return f"{self.profile.family}/{self.profile.gpu}"
 
     def near(self, gpu: Gpu) -> bool:
-        """Whether details learned of the one hold of the other; further away only structure carries over."""
+        """Whether details fitted to one GPU apply to the other; for less similar ones, only structure does."""
         return distance(gpu, self.gpu) < NEAR
 
 
 def user_folder() -> Path:
-    """Where a user's own profiles are kept."""
+    """The folder of a user's own profiles."""
     if folder := os.environ.get("MAYA_PROFILES"):
         return Path(folder)
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "maya" / "profiles"
@@ -85,13 +85,13 @@ def read_profile(path: Path) -> Profile:
         return Profile.model_validate_json(path.read_text())
     except (OSError, ValidationError, ValueError) as error:
         raise MayaError(
-            f"{path} is not a profile Maya can read ({first_line(error)}).",
-            "Remove it, or make it anew with `maya calibrate`.",
+            f"{path} is not a profile that Maya can read ({first_line(error)}).",
+            "Remove it, or create it again with `maya calibrate`.",
         ) from error
 
 
 def first_line(error: Exception) -> str:
-    """What is wrong with a file, in a line: the field, where there is one."""
+    """What is wrong with a file, in one line that names the field if there is one."""
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
@@ -107,12 +107,12 @@ def write_profile(path: Path, profile: Profile) -> None:
 
 @functools.cache
 def shipped(family: str) -> dict[str, Profile]:
-    """By GPU, the profiles of a family that come with Maya."""
+    """The shipped profiles of a family, by GPU."""
     return {path.stem: read_profile(path) for path in sorted((SHIPPED / family).glob("*.json"))}
 
 
 def find_profile(family: str, gpu: Gpu, model: str | None = None) -> Found | None:
-    """The profile to predict this family on this GPU with (one that has `model`, if given), or None if nothing is near."""
+    """The profile with which this family is predicted on this GPU (one that has `model`, if given), or None if none is near."""
     known = {
         name: profile
         for name, profile in shipped(family).items()
@@ -127,7 +127,7 @@ def find_profile(family: str, gpu: Gpu, model: str | None = None) -> Found | Non
 
 
 def distance(one: Gpu, other: Gpu) -> float:
-    """How unlike two GPUs are: first in architecture, then in size, in the balance of arithmetic and memory, and in power."""
+    """The distance between two GPUs: first by architecture, then by size, the balance of arithmetic and memory, and power."""
     generations = abs(one.compute_capability[0] - other.compute_capability[0]) + 0.5 * (
         one.compute_capability != other.compute_capability
     )

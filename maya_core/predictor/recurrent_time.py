@@ -1,7 +1,7 @@
-"""cuDNN's recurrent layers: one large product over all steps for the input, then step by step a small one for the state.
+"""cuDNN's recurrent layers: one large product over all steps for the input, then a small product for the state in each step.
 
-The products are priced as products. A step has a floor of its own: its launches, or the barrier of a persistent kernel.
-Backward multiplies twice as much, once step by step and once over all steps.
+The products are predicted as such. A step has a floor: its launches, or the barrier of a persistent kernel. Backward multiplies twice as much,
+once step by step and once over all steps.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from maya_core.predictor import gemm_time
 from maya_core.predictor.durations import Durations
 from maya_core.predictor.family import Family, by_model, in_order, known
 
-# What DeepBench measured: one layer in one direction, of these sizes.
+# The range of DeepBench's measurements: one layer in one direction, with these sizes.
 MEASURED_HIDDEN, MEASURED_BATCH = (256, 4096), (8, 128)
 
 Product = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # seconds of products m, n, k
 
 
 class RecurrentModel(BaseModel):
-    """Forward or backward, of one dtype."""
+    """The coefficients of forward or backward for one dtype."""
 
     model_config = ConfigDict(extra="forbid")
 
-    step_us: float  # per step and layer, beside its product
-    step_share: float  # of a separate product's time, that the product of one step takes
-    whole_share: float  # of a separate product's time, that products over all steps take
+    step_us: float  # for each step and layer, in addition to its product
+    step_share: float  # duration of the product of one step, as a share of a separate product's
+    whole_share: float  # duration of products over all steps, as a share of separate products'
 
 
 def parts(product: Product, those: Columns) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Seconds of all steps' products one by one, of the products over all steps, and how many steps there are."""
+    """The seconds of the products of single steps, the seconds of the products over all steps, and the number of steps."""
     steps, batch, hidden, directions, layers = those.steps, those.batch, those.hidden, those.directions, those.layers
     backward, columns = those.backward > 0, those.gates * those.hidden
     one_step = product(batch, np.where(backward, hidden, columns), np.where(backward, columns, hidden))
@@ -57,7 +57,7 @@ def seconds(model: RecurrentModel | dict[str, Any], product: Product, those: Col
 
 
 def among_measured(those: Columns) -> np.ndarray:
-    """Whether layers are of a kind that was measured."""
+    """Whether layers are within the range of the measurements."""
     one = (those.layers == 1) & (those.directions == 1)
     between = [
         (low <= size) & (size <= high)

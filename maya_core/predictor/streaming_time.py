@@ -1,9 +1,8 @@
-"""How long kernels take that are bound by moving bytes.
+"""Predicts the duration of kernels that are bound by moving bytes.
 
-A kernel takes its floor, and its traffic over the share of the data sheet's bandwidth that its pattern reaches. Where rows are
-worked on by a block each, few rows leave the GPU idle, and rows too long to be kept on the chip are read again. What that
-leaves unexplained (caches, ramps, waves) a lattice corrects, over traffic in units of the L2 cache, or over rows per SM and
-the length of a row: both carry over from one GPU to another.
+The duration is a floor plus the traffic divided by the share of the data sheet's bandwidth that the pattern reaches. If a block processes each
+row, few rows leave the GPU partly idle, and rows that are too long for the chip are read again. A lattice corrects what this does not explain
+(caches, ramps, waves), over traffic in units of the L2 cache, or over rows per SM and the length of a row. Both apply to other GPUs, too.
 """
 
 from __future__ import annotations
@@ -25,40 +24,40 @@ from maya_core.predictor.profile import Found, find_profile
 FAMILY = "memory"
 READ, WRITTEN, ELEMENTS, ROW = range(4)
 
-# A block to a row; the rest are shared by all blocks whatever their shape.
+# Patterns in which a block processes a row; in the others, all blocks share the work whatever its shape.
 BY_ROW = ("norm", "norm_backward", "softmax", "warp_softmax", "softmax_backward")
-ALONE = 4.0  # times its fair share of bandwidth that an SM draws when few others are busy
-NOMINAL_BYTES = 8  # of an element of a row, read and written: so that rows follow from traffic
+ALONE = 4.0  # times its equal share of the bandwidth that an SM reaches when few others are busy
+NOMINAL_BYTES = 8  # of an element of a row, read and written, to compute rows from traffic
 TRAFFIC_AXIS = Axis(-14.0, 8.0, 2)  # log2 of traffic / L2
 ROW_AXES = (Axis(-6.0, 10.0), Axis(5.0, 18.0))  # log2 of rows per SM, of row length
 
-# What an SM gets done where that, not DRAM, is the bound. Layer norms reach 1.1, 2.0 and 2.1 TB/s on A100, H100 and B200, in
-# float and in bfloat16 alike: 7 to 8 bytes a cycle of an SM. Softmaxes go by the element, 0.6 to 0.9 cycles on H100 and B200,
-# and so do elementwise kernels without vector loads, 0.8 to 1 on A100, H100 and B200.
+# The throughput of an SM where it is the bound, and not DRAM. Layer norms reach 1.1, 2.0 and 2.1 TB/s on A100, H100 and B200, in
+# float and in bfloat16 alike: 7 to 8 bytes per cycle of an SM. Softmaxes depend on elements, with 0.6 to 0.9 cycles each on
+# H100 and B200, and so do elementwise kernels without vector loads, with 0.8 to 1 on A100, H100 and B200.
 BYTES_PER_CYCLE = {"norm": 10.0, "norm_backward": 12.0, "column_reduction": 12.0}
 CYCLES_PER_ELEMENT = {"softmax": 0.57, "warp_softmax": 0.57, "softmax_backward": 0.33, "strided": 0.8}
 
-# SoftMax.cu: of rows that neither registers nor shared memory hold, the input is read three times, backward the gradient twice;
-# L2 serves that while it holds the rows that are being worked on, two to an SM.
+# SoftMax.cu: for rows that fit neither in registers nor in shared memory, the input is read three times, and in backward the gradient
+# twice. L2 serves these reads while it holds the rows that are being processed, two for each SM.
 READ_AGAIN = {"softmax": 2.0, "softmax_backward": 0.5}
 ROWS_AT_ONCE = 2
-KEPT_ON_SM = 48 * 1024  # bytes of a row that shared memory holds
-KEPT_IN_L2 = 0.5  # share of it that serves rereads
+KEPT_ON_SM = 48 * 1024  # bytes of the longest row that fits in shared memory
+KEPT_IN_L2 = 0.5  # share of L2 that serves repeated reads
 
-# LossNLL: one warp goes over all targets, 32 at a time; each round waits for memory twice. 1 us a round was
-# set by eye to cross entropies on A100; no other GPU was looked at.
+# LossNLL: one warp processes all targets, 32 at a time, and each round waits for memory twice. 1 us per round was chosen by hand to
+# match cross entropies on A100; no other GPU was checked.
 SERIAL = {"loss": (32, 1.0e-6)}
 
 
 class Relative(NamedTuple):
-    """Patterns nobody measured apart: as another one, taking `factor` as long."""
+    """A pattern that was not measured separately: it takes `factor` times as long as another one."""
 
     model: str
     factor: float
 
 
-# Two factors were set by eye to eager chains: moments to group norms on B200, casts to RMS norms on A100. All others than 1 are
-# guesses that nothing measured supports.
+# Two factors were chosen by hand to match eager chains: moments from group norms on B200, casts from RMS norms on A100. All others that
+# are not 1 are estimated, not measured.
 RELATIVES = {
     "cast": Relative("strided", 1.1),
     "transpose": Relative("strided", 1.5),
@@ -77,20 +76,20 @@ RELATIVES = {
     "loss": Relative("elementwise", 1.0),
     "other": Relative("elementwise", 1.0),
 }
-# Patterns that profiles have; a GPU none is near to takes them as elementwise.
+# Patterns in profiles. A GPU that is not near to any profile treats them as elementwise.
 MEASURED = (
     "elementwise", "strided", "fill", "reduction", "column_reduction", "norm", "norm_backward", "softmax", "warp_softmax",
     "softmax_backward", "dropout",
 )  # fmt: skip
 ELEMENTWISE = Relative("elementwise", 1.0)
 BOUND_ONLY = ("other",)
-DATA_SHEET_SHARE = 0.85  # where no profile is near at all
+DATA_SHEET_SHARE = 0.85  # if no profile is near
 FLOOR_US = 2.0
 
 
 @dataclass(frozen=True)
 class Coefficients:
-    """Of one pattern on one GPU."""
+    """The coefficients of one pattern on one GPU."""
 
     floor_s: float
     share: float  # of the data sheet's bandwidth
@@ -109,7 +108,7 @@ class Coefficients:
 
 
 def traffic(gpu: Gpu, model: str, sizes: np.ndarray) -> np.ndarray:
-    """Bytes through DRAM, with what is read again."""
+    """The bytes through DRAM, including repeated reads."""
     total = sizes[:, READ] + sizes[:, WRITTEN]
     again = READ_AGAIN.get(model)
     answer: np.ndarray = total if again is None else total + again * missed(gpu, sizes)
@@ -117,7 +116,7 @@ def traffic(gpu: Gpu, model: str, sizes: np.ndarray) -> np.ndarray:
 
 
 def missed(gpu: Gpu, sizes: np.ndarray) -> np.ndarray:
-    """Bytes that come from DRAM once more if all rows are read once more."""
+    """The bytes that DRAM must serve again if all rows are read a second time."""
     row_bytes = sizes[:, READ] / np.maximum(sizes[:, ELEMENTS], 1) * sizes[:, ROW]
     crowding = row_bytes * ROWS_AT_ONCE * gpu.sms / (gpu.l2_bytes * KEPT_IN_L2)
     answer: np.ndarray = sizes[:, READ] * _from(row_bytes / KEPT_ON_SM) * _from(crowding)
@@ -125,13 +124,13 @@ def missed(gpu: Gpu, sizes: np.ndarray) -> np.ndarray:
 
 
 def _from(share: np.ndarray) -> np.ndarray:
-    """0 up to a half, 1 from the whole."""
+    """0 up to half of the limit, 1 from the limit on, and in between linear."""
     answer: np.ndarray = np.clip(np.log2(np.maximum(share, 1e-9)) + 1, 0, 1)
     return answer
 
 
 def effective_bytes(gpu: Gpu, model: str, sizes: np.ndarray) -> np.ndarray:
-    """What DRAM could move in the time that the kernel's bound takes: its traffic, or more where the SMs are the bound."""
+    """The bytes that DRAM could move in the time of the kernel's bound: its traffic, or more if the SMs are the bound."""
     moved = traffic(gpu, model, sizes)
     bytes_per_cycle = gpu.memory_bandwidth_bytes_per_s / (gpu.sms * gpu.boost_clock_mhz * 1e6)
     if model in BYTES_PER_CYCLE:
@@ -142,7 +141,7 @@ def effective_bytes(gpu: Gpu, model: str, sizes: np.ndarray) -> np.ndarray:
 
 
 def place(gpu: Gpu, model: str, sizes: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Where the correction is read: effective bytes in units of the L2 cache, or rows per SM and the length of a row."""
+    """The coordinates of the correction: effective bytes in units of the L2 cache, or rows per SM and the length of a row."""
     moved = effective_bytes(gpu, model, sizes)
     if model in BY_ROW:
         row = np.maximum(sizes[:, ROW], 1)
@@ -151,7 +150,7 @@ def place(gpu: Gpu, model: str, sizes: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def growth(model: str, *where: np.ndarray) -> np.ndarray:
-    """How structural time beyond the floor grows from place to place, on any GPU: a row is not faster alone than `ALONE` allows."""
+    """How structural time beyond the floor grows over the coordinates, on any GPU. A single row is not faster than `ALONE` allows."""
     if model in BY_ROW:
         answer: np.ndarray = np.maximum(where[0], 1 / ALONE) * where[1]
         return answer
@@ -159,13 +158,13 @@ def growth(model: str, *where: np.ndarray) -> np.ndarray:
 
 
 def streaming(gpu: Gpu, model: str, share: float, sizes: np.ndarray) -> np.ndarray:
-    """Seconds beyond the floor, by structure alone."""
+    """The seconds beyond the floor, from structure alone."""
     unit = NOMINAL_BYTES * gpu.sms if model in BY_ROW else gpu.l2_bytes
     return growth(model, *place(gpu, model, sizes)) * unit / (gpu.memory_bandwidth_bytes_per_s * share)
 
 
 def evaluate(gpu: Gpu, model: str, coefficients: Coefficients, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds, and whether measurements surround the sizes. The floor is not corrected: so doubling costs time on any GPU."""
+    """Returns seconds, and whether measurements surround the sizes. The floor is not corrected, so that doubling costs time on any GPU."""
     seconds = streaming(gpu, model, coefficients.share, sizes)
     backed = np.zeros(len(sizes), bool)
     if coefficients.correction is not None:
@@ -182,7 +181,7 @@ def _coefficients(gpu: Gpu, model: str) -> tuple[Coefficients, Found | None]:
 
 
 def predict(gpu: Gpu, model: str, sizes: np.ndarray) -> Durations:
-    """Durations of kernels of one pattern; `sizes` has a row (bytes read, written, elements, row length) for each."""
+    """The durations of kernels of one pattern. `sizes` has a row (bytes read, written, elements, row length) for each."""
     sizes = np.asarray(sizes, np.float64).reshape(-1, 4)
     coefficients, found = _coefficients(gpu, model)
     fitted, factor = model, 1.0
@@ -205,19 +204,19 @@ def predict(gpu: Gpu, model: str, sizes: np.ndarray) -> Durations:
 
 
 def table(those: Columns) -> np.ndarray:
-    """Kernels as rows of bytes read, written, elements and row length."""
+    """A table of kernels, with the bytes read, bytes written, elements and row length of each."""
     return np.stack([those.read, those.written, those.elements, those.row], axis=1)
 
 
 class MemoryBound(Family[kernel.Streaming]):
-    name, title, telling = "memory", "memory-bound", -2
+    name, title, precedence = "memory", "memory-bound", -2
 
     def predict(self, kernels: Sequence[kernel.Streaming]) -> Durations:
         return by_model(kernels, lambda pattern, those: predict(self.gpu, pattern, table(Columns(those))))
 
 
 class GeneratedKernels(Family[kernel.Generated]):
-    """Written in Triton: nothing was fitted to them."""
+    """Kernels written in Triton, to which no coefficients were fitted."""
 
     name, title = "triton", "Triton kernels"
 
@@ -232,9 +231,9 @@ class GeneratedKernels(Family[kernel.Generated]):
 
 
 class UnknownKernels(Family[kernel.Unknown]):
-    """Of ops that nobody described: as plain streaming of their bytes, which is a lower bound."""
+    """Kernels of ops without a description: streaming of their bytes, which is a lower bound."""
 
-    name, title, telling = "unknown", "not described", -3
+    name, title, precedence = "unknown", "not described", -3
 
     def predict(self, kernels: Sequence[kernel.Unknown]) -> Durations:
         those = Columns(kernels)

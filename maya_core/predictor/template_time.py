@@ -1,6 +1,6 @@
-"""Products and attention from inductor's Triton templates, against the libraries' kernels for the same sizes.
+"""Products and attention of inductor's Triton templates, relative to the libraries' kernels of the same sizes.
 
-What the libraries take is measured (gemm, attention). How much longer Triton's take is not: each factor says where it is from.
+The libraries' kernels were measured (gemm, attention); how much longer Triton's take was not. Each factor states its source.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from maya_core.predictor import attention_time, gemm_time
 from maya_core.predictor.durations import Durations, Provenance
 from maya_core.predictor.family import Family, by_model
 
-# The library's speed that a product reaches at its best tile, by compute capability. By judgement: close to cuBLAS on Ampere; Hopper's and
-# Blackwell's asynchronous instructions are used less well by a template than by the library.
+# The share of the library's speed that a product reaches with its best tile, by compute capability. Estimated, not measured: close to cuBLAS
+# on Ampere; a template makes less use of the asynchronous instructions of Hopper and Blackwell than the library.
 SHARE_OF_LIBRARY = {7: 0.85, 8: 0.9, 9: 0.75, 10: 0.7, 12: 0.85}
 # FlexAttention reaches 0.90 of FlashAttention-2 forward and 0.85 backward on A100 ("FlexAttention", pytorch.org, 2024).
 ATTENTION_SLOWER = (1 / 0.90, 1 / 0.85)  # forward, backward
-# What a tile's loads cost against its multiplications, which grow with its rows and its columns: by judgement.
+# The cost of a tile's loads relative to its multiplications, which grow with its rows and columns. Estimated, not measured.
 LOADS = 24.0
 
 
 class TritonProducts(Family[kernel.TritonGemm]):
-    """As the libraries' product of that size, slowed by what Triton's compiler and this tile cost."""
+    """The library's product of the same size, slowed by factors for Triton's compiler and for the tile."""
 
     name, title, compute_bound = "triton_gemm", "matrix products (Triton)", True
 
@@ -38,11 +38,11 @@ class TritonProducts(Family[kernel.TritonGemm]):
         tiles = np.maximum(np.ceil(those.m / those.tile_m) * np.ceil(those.n / those.tile_n) * those.batch, 1)
         waste = (
             tiles * those.tile_m * those.tile_n / np.maximum(those.m * those.n * those.batch, 1)
-        )  # of lanes outside the matrix
+        )  # for lanes outside the matrix
         waves = np.ceil(tiles / self.gpu.sms) / (tiles / self.gpu.sms)  # the last one is not full
         loads = 1 + LOADS * (1 / those.tile_m + 1 / those.tile_n) / 2
-        pipeline = 1 + 0.1 * np.maximum(0, 3 - those.stages)  # loads that are waited for
-        # accumulators that no longer fit in registers
+        pipeline = 1 + 0.1 * np.maximum(0, 3 - those.stages)  # loads that the kernel waits for
+        # accumulators that do not fit in registers
         fullest = np.where(those.tile_m * those.tile_n / (those.warps * 32) > 128, 1.3, 1.0)
         best = 1 + LOADS / 128
         share = SHARE_OF_LIBRARY.get(self.gpu.compute_capability[0], 0.8)

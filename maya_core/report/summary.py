@@ -381,7 +381,7 @@ def _caveats(analysis: Analysis) -> list[str]:
     calibration = analysis.calibration
     if calibration is not None and calibration.runs is not None and calibration.runs.shipped != shipped_digest():
         found.append(
-            f"The factors of calibration '{calibration.name}' were fitted with another version of Maya: fit them again with `maya calibrate --from-mlflow`."
+            f"The factors of calibration '{calibration.name}' were fitted with another version of Maya: fit them to your actual runs again (docs/calibrate.md)."
         )
     if analysis.steps == 1:
         found.append("Only one step was recorded, so the step time includes warm-up. Record at least three steps.")

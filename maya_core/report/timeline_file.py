@@ -19,10 +19,11 @@ import numpy as np
 from maya_core.errors import MayaError
 from maya_core.files import FileKind, rank_paths, write_file
 from maya_core.hardware.dtypes import item_bytes
+from maya_core.hardware.host_costs import KERNEL_GAP_S, LAUNCH_S
 from maya_core.ops.kernel import Copy, Kernel
 from maya_core.report.analysis import Analysis
 from maya_core.simulator.clock import WorkKind
-from maya_core.simulator.host import KERNEL_GAP_S, LAUNCH_S, host_seconds
+from maya_core.simulator.host import host_seconds
 from maya_core.simulator.simulate import RankTimeline
 from maya_core.trace.call import Call, Tensor, tensors_in
 from maya_core.trace.communication import CollectiveCall, Communicator

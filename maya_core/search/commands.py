@@ -23,14 +23,14 @@ from maya_core.command_options import takes
 from maya_core.errors import MayaError
 from maya_core.files import FileKind, check_target, write_file
 from maya_core.hardware.catalog import DEFAULT_GPU, find_gpu, use_hardware_file
-from maya_core.hardware.units import read_count, read_duration, read_share
+from maya_core.hardware.units import read_count, read_duration, read_share, read_size
 from maya_core.launch.signals import ended_by_signal
 from maya_core.report.prediction import Prediction
 from maya_core.report.prediction_file import read_prediction
 from maya_core.request import PredictionOptions, Request
 from maya_core.search import result
 from maya_core.search.executors import Executor, LocalExecutor, RayExecutor
-from maya_core.search.gate import Verdict
+from maya_core.search.gate import Limits, Verdict
 from maya_core.search.recipe import CheckedRecipe
 from maya_core.search.shipped import find_recipe, new_recipe, shipped
 from maya_core.search.sizing import Size
@@ -441,16 +441,10 @@ def check(
     ] = None,
 ) -> None:
     """Checks that jobs fit and keep their limits, as a gate in CI. The exit code is 1 if one does not."""
-    from maya_core.hardware.units import read_size
     from maya_core.search import gate
 
     use_hardware_file(request.hardware)
-    limits = gate.Limits(
-        number(max_memory, read_size, "--max-memory"),
-        number(max_step_time, read_duration, "--max-step-time"),
-        number(max_cost_per_1k_steps, read_count, "--max-cost-per-1k-steps"),
-        number(max_regression, read_share, "--max-regression"),
-    )
+    limits = _limits(max_memory, max_step_time, max_cost_per_1k_steps, max_regression)
     if (max_regression is None) != (baseline is None):
         raise MayaError("--baseline and --max-regression only work together.", "Give both, or neither.")
     before = gate.read_baseline(baseline) if baseline else None
@@ -469,15 +463,24 @@ def check(
         verdicts.append(
             gate.failed(one.name, found) if isinstance(found, str) else gate.judge(one.name, found, limits, before)
         )
-    console = Console()
     for verdict in verdicts:
-        console.print(_verdict_table(verdict))
+        Console().print(_verdict_table(verdict))
     for path, kind, text in written:
         if path is not None:
             write_file(path, text(verdicts), kind)
-            console.print(Text(f"Written: {path}", style="dim"))
+            Console().print(Text(f"Written: {path}", style="dim"))
     if not all(verdict.ok for verdict in verdicts):
         raise typer.Exit(1)
+
+
+def _limits(memory: str | None, step_time: str | None, cost: str | None, regression: str | None) -> Limits:
+    """The limits that were typed."""
+    return Limits(
+        number(memory, read_size, "--max-memory"),
+        number(step_time, read_duration, "--max-step-time"),
+        number(cost, read_count, "--max-cost-per-1k-steps"),
+        number(regression, read_share, "--max-regression"),
+    )
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from maya_core.recording.module_paths import ModulePaths
 from maya_core.recording.steps import StepCounter
 from maya_core.recording.workload import WorkloadRecord
 from maya_core.session import spawn
-from maya_core.session.timing import Timing
+from maya_core.session.timing import ProgramTiming
 from maya_core.torch_compile import TorchCompile
 from maya_core.trace.communication import Site
 from maya_core.trace.job import trace_path
@@ -53,7 +53,7 @@ class Emulation:
         self.rank = settings.rank
         self.world_size = settings.world_size
         private = settings.coordinator.parent if settings.coordinator else None
-        self.timing = Timing(settings.request)
+        self.timing = ProgramTiming(settings.request)
         gpu = find_gpu(settings.request.gpu_name)
         self.device = EmulatedDevice(gpu, settings.gpus or 1, private, self.timing.kernel_seconds)
         self.modules = ModulePaths(self.device.native)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from maya_core.predictor.pricing import Predictor
 
 
-class Timing:
+class ProgramTiming:
     """Predicted durations on the requested GPU, without calibrations."""
 
     def __init__(self, request: Request) -> None:

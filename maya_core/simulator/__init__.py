@@ -1,1 +1,1 @@
-"""The simulator: traces and durations, put on a clock."""
+"""The simulator: computes when everything in a job happens, from its traces and durations."""

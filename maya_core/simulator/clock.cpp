@@ -1,9 +1,11 @@
-// The clock of a job: hosts, streams, events, copy engines and collectives of all its ranks, from what each piece of work takes.
+// The clock of a job: computes when the hosts, streams, events, copy engines and collectives of all ranks do their
+// work, given how long each piece of work takes alone.
 //
-// A rank's host goes through its items in order, and is ahead of its GPU until something makes it wait. A lane is a CUDA stream:
-// a queue of items. An item that runs is compute (shares its GPU with the other compute there, and loses to communication beside
-// it), a copy (one at a time per direction and GPU), or a meeting: it begins when its lane comes to it, moves data once all
-// members have come, and shares its links with other meetings there. Plain arrays in and out; clock.py has the same names.
+// A rank's host issues its items in order and runs ahead of its GPU until something makes it wait. A lane is a CUDA
+// stream, which is a queue of items. A running item is one of three things. Compute shares its GPU with other compute
+// there and is slowed by communication beside it. Copies run one at a time for each direction and GPU. A meeting is a
+// collective or message: it begins when its lane reaches it, moves data once all members have arrived, and shares its
+// links with other meetings. Input and output are plain arrays; clock.py has the same names.
 
 #include <algorithm>
 #include <cstdint>
@@ -13,9 +15,21 @@
 
 namespace {
 
-enum Kind : uint8_t { kCompute, kCopyIn, kCopyOut, kMeet, kRecord, kWait, kHostEvent, kHostLane, kHostDevice, kHostMeet, kMark };
+enum Kind : uint8_t {
+  kCompute,
+  kCopyIn,
+  kCopyOut,
+  kMeet,
+  kRecord,
+  kWait,
+  kHostEvent,
+  kHostLane,
+  kHostDevice,
+  kHostMeet,
+  kMark
+};
 
-constexpr double kSlowest = 0.05;  // compute never stops altogether
+constexpr double kSlowest = 0.05;  // compute never stops completely
 constexpr int32_t kNone = -1;
 constexpr uint8_t kUnshared = 2;  // the link
 
@@ -25,50 +39,49 @@ extern "C" {
 
 struct Job {
   int64_t items, ranks, lanes, devices, events, meetings;
-  int64_t queue;  // items a lane takes before its host has to wait
+  int64_t queue;  // items that a lane accepts before its host has to wait
   // By item.
   const uint8_t* kind;
-  const int32_t* lane;       // of host items: the lane waited for
-  const int32_t* subject;    // event, or device waited for
-  const double* host_s;      // the host's own time before it is issued
-  const double* work_s;      // of compute and copies, undisturbed
-  const int64_t* first_part; // items + 1: the meetings a kMeet is of
+  const int32_t* lane;        // of host items: the lane waited for
+  const int32_t* subject;     // event, or device waited for
+  const double* host_s;       // the host's own time before it is issued
+  const double* work_s;       // of compute and copies that run alone
+  const int64_t* first_part;  // items + 1 long: the meetings of a kMeet
   // By part.
   const int32_t* meeting;
-  const uint8_t* waits;      // 0: a message that leaves without its receiver
+  const uint8_t* waits;  // 0: a message that does not wait for its receiver
   // By rank, lane, meeting.
-  const int64_t* first_item; // ranks + 1
-  const int32_t* device_of;  // by lane
+  const int64_t* first_item;  // ranks + 1
+  const int32_t* device_of;   // by lane
   const int32_t* members;
   const double* meeting_s;
-  const double* pressure;    // share of compute lost beside it
-  const uint8_t* link;       // 0: within the node, 1: between nodes, 2: shared with nobody
+  const double* pressure;  // share of compute that is lost beside it
+  const uint8_t* link;     // 0: within the node, 1: between nodes, 2: shared with nobody
 };
 
 struct Result {
-  double* issued;  // by item: when the host put it there, when it began, when its data moved, when it was over
+  double* issued;  // by item: when the host issued it, when it began, when its data moved, when it was over
   double* began;
   double* met;
   double* over;
   double* host_over;  // by rank
 };
-
 }
 
 namespace {
 
 struct Lane {
   int64_t head = kNone, tail = kNone;
-  bool busy = false;  // its head runs, waits, or is to be looked at later
-  double left = 0;    // of the compute that runs: work, and how fast it is done since when
+  bool busy = false;  // its head runs or waits, or a moment to look at it is foreseen
+  double left = 0;    // of the running compute: remaining work, its rate, and since when
   double rate = 0, since = 0;
   uint32_t stamp = 0;
   int64_t queued = 0;
-  int32_t host = kNone;  // waits until the queue is shorter
+  int32_t host = kNone;  // the host that waits until the queue is shorter
 };
 
 struct Meeting {
-  int32_t come = 0;
+  int32_t arrived = 0;
   double left = 0, rate = 0, since = 0;
   uint32_t stamp = 0;
   std::vector<int64_t> waiting;  // items
@@ -79,7 +92,7 @@ struct Device {
   std::vector<int32_t> computing;    // lanes
   std::vector<int32_t> meetings[3];  // by link
   double pressure = 0;
-  std::vector<int32_t> engine[2];    // lanes whose copy runs (the first) or waits for the engine
+  std::vector<int32_t> engine[2];  // lanes whose copy runs (the first) or waits for the engine
 };
 
 struct Event {
@@ -91,7 +104,7 @@ struct Event {
 struct Host {
   int64_t next;
   double clock = 0;
-  int64_t waits_for = 0;  // how many things
+  int64_t waits_for = 0;     // the number of things it waits for
   int64_t waits_in = kNone;  // item
 };
 
@@ -99,7 +112,7 @@ enum What : uint8_t { kLane, kComputed, kMet, kCopied, kLeft, kHost };
 
 struct Moment {
   double at;
-  uint64_t order;  // of equal moments the one that was foreseen first
+  uint64_t order;  // among equal moments, the one that was foreseen first comes first
   What what;
   uint32_t stamp;
   int64_t who;
@@ -108,8 +121,18 @@ struct Moment {
 
 class Clock {
  public:
-  Clock(const Job& job, Result& result) : job_(job), out_(result), lanes_(job.lanes), devices_(job.devices), events_(job.events),
-      meetings_(job.meetings), hosts_(job.ranks), next_(job.items, kNone), parts_left_(job.items, 0), awaited_(job.items, kNone), over_(job.items, 0) {}
+  Clock(const Job& job, Result& result)
+      : job_(job),
+        out_(result),
+        lanes_(job.lanes),
+        devices_(job.devices),
+        events_(job.events),
+        meetings_(job.meetings),
+        hosts_(job.ranks),
+        next_(job.items, kNone),
+        parts_left_(job.items, 0),
+        awaited_(job.items, kNone),
+        over_(job.items, 0) {}
 
   int64_t run() {
     for (int64_t rank = 0; rank < job_.ranks; ++rank) {
@@ -122,10 +145,17 @@ class Clock {
       const double now = moment.at;
       switch (moment.what) {
         case kHost: host(moment.who, now); break;
-        case kLane: lanes_[moment.who].busy = false; advance(moment.who, now); break;
-        case kComputed: if (moment.stamp == lanes_[moment.who].stamp) computed(moment.who, now); break;
+        case kLane:
+          lanes_[moment.who].busy = false;
+          advance(moment.who, now);
+          break;
+        case kComputed:
+          if (moment.stamp == lanes_[moment.who].stamp) computed(moment.who, now);
+          break;
         case kCopied: copied(moment.who, now); break;
-        case kMet: if (moment.stamp == meetings_[moment.who].stamp) meeting_over(moment.who, now); break;
+        case kMet:
+          if (moment.stamp == meetings_[moment.who].stamp) meeting_over(moment.who, now);
+          break;
         case kLeft: part_over(moment.who, now); break;
       }
     }
@@ -139,9 +169,11 @@ class Clock {
   }
 
  private:
-  void foresee(double at, What what, int64_t who, uint32_t stamp = 0) { moments_.push({at, order_++, what, stamp, who}); }
+  void foresee(double at, What what, int64_t who, uint32_t stamp = 0) {
+    moments_.push({at, order_++, what, stamp, who});
+  }
 
-  // ---- the host: as far as it gets without waiting ----
+  // ---- the host: issues items until it has to wait ----
   void host(int64_t rank, double now) {
     Host& host = hosts_[rank];
     host.clock = std::max(host.clock, now);
@@ -173,7 +205,10 @@ class Clock {
         case kMark: break;
         default: issue(item, host.clock, now);
       }
-      if (host.waits_for) { host.waits_in = item; return; }
+      if (host.waits_for) {
+        host.waits_in = item;
+        return;
+      }
     }
   }
 
@@ -184,7 +219,7 @@ class Clock {
     else awaited_[tail] = int32_t(rank), ++host.waits_for;
   }
 
-  void let_go(int64_t rank, double now) {
+  void release_host(int64_t rank, double now) {
     if (--hosts_[rank].waits_for == 0) foresee(std::max(now, hosts_[rank].clock), kHost, rank);
     else hosts_[rank].clock = std::max(hosts_[rank].clock, now);
   }
@@ -192,10 +227,14 @@ class Clock {
   void issue(int64_t item, double at, double now) {
     const int32_t number = job_.lane[item];
     Lane& lane = lanes_[number];
-    if (lane.head == kNone) lane.head = item; else next_[lane.tail] = item;
+    if (lane.head == kNone) lane.head = item;
+    else next_[lane.tail] = item;
     lane.tail = item;
     ++lane.queued;
-    if (lane.head == item && !lane.busy) { lane.busy = true; foresee(std::max(at, now), kLane, number); }
+    if (lane.head == item && !lane.busy) {
+      lane.busy = true;
+      foresee(std::max(at, now), kLane, number);
+    }
   }
 
   // ---- lanes ----
@@ -203,33 +242,44 @@ class Clock {
     Lane& lane = lanes_[number];
     while (lane.head != kNone) {
       const int64_t item = lane.head;
-      if (out_.issued[item] > now) { lane.busy = true; return foresee(out_.issued[item], kLane, number); }
+      if (out_.issued[item] > now) {
+        lane.busy = true;
+        return foresee(out_.issued[item], kLane, number);
+      }
       out_.began[item] = out_.met[item] = now;
       switch (job_.kind[item]) {
-        case kRecord: event_over(job_.subject[item], now); finish(item, now); continue;
+        case kRecord:
+          event_over(job_.subject[item], now);
+          finish(item, now);
+          continue;
         case kWait:
-          if (!events_[job_.subject[item]].over) { lane.busy = true; events_[job_.subject[item]].lanes.push_back(number); return; }
+          if (!events_[job_.subject[item]].over) {
+            lane.busy = true;
+            events_[job_.subject[item]].lanes.push_back(number);
+            return;
+          }
           finish(item, now);
           continue;
         case kCompute: lane.busy = true; return compute(number, now);
-        case kCopyIn: case kCopyOut: lane.busy = true; return copy(number, now);
+        case kCopyIn:
+        case kCopyOut: lane.busy = true; return copy(number, now);
         default: lane.busy = true; return arrive(item, now);
       }
     }
   }
 
-  // The head of its lane is over.
+  // Removes the head of its lane, which is over.
   void finish(int64_t item, double now) {
     Lane& lane = lanes_[job_.lane[item]];
     out_.over[item] = now;
     over_[item] = 1;
     lane.head = next_[item];
     --lane.queued;
-    if (lane.host != kNone) let_go(std::exchange(lane.host, kNone), now);
-    if (awaited_[item] != kNone) let_go(awaited_[item], now);
+    if (lane.host != kNone) release_host(std::exchange(lane.host, kNone), now);
+    if (awaited_[item] != kNone) release_host(awaited_[item], now);
   }
 
-  void go_on(int64_t item, double now) {
+  void finish_and_advance(int64_t item, double now) {
     finish(item, now);
     lanes_[job_.lane[item]].busy = false;
     advance(job_.lane[item], now);
@@ -240,7 +290,7 @@ class Clock {
     event.over = true;
     event.at = now;
     for (int32_t lane : event.lanes) foresee(now, kLane, lane);
-    for (int32_t rank : event.hosts) let_go(rank, now);
+    for (int32_t rank : event.hosts) release_host(rank, now);
     event.lanes.clear(), event.hosts.clear();
   }
 
@@ -259,7 +309,7 @@ class Clock {
     auto& device = devices_[job_.device_of[number]];
     std::erase(device.computing, number);
     pace_compute(device, now);
-    go_on(lanes_[number].head, now);
+    finish_and_advance(lanes_[number].head, now);
   }
 
   void pace_compute(Device& device, double now) {
@@ -289,19 +339,19 @@ class Clock {
       out_.met[next] = now;
       foresee(now + job_.work_s[next], kCopied, engine.front());
     }
-    go_on(lanes_[number].head, now);
+    finish_and_advance(lanes_[number].head, now);
   }
 
   // ---- meetings ----
   void arrive(int64_t item, double now) {
     parts_left_[item] = int32_t(job_.first_part[item + 1] - job_.first_part[item]);
-    if (parts_left_[item] == 0) return go_on(item, now);
+    if (parts_left_[item] == 0) return finish_and_advance(item, now);
     const int32_t device = job_.device_of[job_.lane[item]];
     for (int64_t part = job_.first_part[item]; part < job_.first_part[item + 1]; ++part) {
       const int32_t number = job_.meeting[part];
       if (job_.waits[part]) meetings_[number].waiting.push_back(item);
       else foresee(now + job_.meeting_s[number], kLeft, item);
-      come(number, device, now);
+      join(number, device, now);
     }
   }
 
@@ -311,31 +361,33 @@ class Clock {
     const int32_t number = job_.meeting[part];
     if (job_.waits[part]) meetings_[number].waiting.push_back(item), hosts_[rank].waits_for = 1;
     awaited_[item] = int32_t(rank);
-    // The others may have come later than this host, which is ahead of the clock, or may yet.
+    // This host is ahead of the clock: the others may have arrived later than it, or may arrive later still.
     meetings_[number].since = std::max(meetings_[number].since, hosts_[rank].clock);
-    come(number, kNone, meetings_[number].since);
+    join(number, kNone, meetings_[number].since);
   }
 
-  void come(int32_t number, int32_t device, double now) {
+  void join(int32_t number, int32_t device, double now) {
     Meeting& meeting = meetings_[number];
     if (device != kNone) meeting.devices.push_back(device);
-    if (++meeting.come < job_.members[number]) return;
+    if (++meeting.arrived < job_.members[number]) return;
     meeting.left = job_.meeting_s[number];
     meeting.since = now;
     for (int64_t item : meeting.waiting) out_.met[item] = now;
     for (int32_t each : meeting.devices) {
-      Device& there = devices_[each];
-      there.meetings[job_.link[number]].push_back(number);
-      there.pressure += job_.pressure[number];
-      pace_compute(there, now);
+      Device& at = devices_[each];
+      at.meetings[job_.link[number]].push_back(number);
+      at.pressure += job_.pressure[number];
+      pace_compute(at, now);
     }
     if (meeting.devices.empty()) pace_meeting(number, now);
     for (int32_t each : meeting.devices) pace_meetings(devices_[each].meetings[job_.link[number]], now);
   }
 
-  void pace_meetings(const std::vector<int32_t>& numbers, double now) { for (int32_t number : numbers) pace_meeting(number, now); }
+  void pace_meetings(const std::vector<int32_t>& numbers, double now) {
+    for (int32_t number : numbers) pace_meeting(number, now);
+  }
 
-  // As fast as the most crowded of its members' links allows.
+  // Sets the rate that the most crowded link of its members allows.
   void pace_meeting(int32_t number, double now) {
     Meeting& meeting = meetings_[number];
     size_t crowd = 1;
@@ -352,19 +404,24 @@ class Clock {
   void meeting_over(int32_t number, double now) {
     Meeting& meeting = meetings_[number];
     for (int32_t each : meeting.devices) {
-      Device& there = devices_[each];
-      std::erase(there.meetings[job_.link[number]], number);
-      there.pressure = there.meetings[0].empty() && there.meetings[1].empty() && there.meetings[2].empty() ? 0 : there.pressure - job_.pressure[number];
-      pace_compute(there, now);
-      pace_meetings(there.meetings[job_.link[number]], now);
+      Device& at = devices_[each];
+      std::erase(at.meetings[job_.link[number]], number);
+      at.pressure = at.meetings[0].empty() && at.meetings[1].empty() && at.meetings[2].empty()
+                        ? 0
+                        : at.pressure - job_.pressure[number];
+      pace_compute(at, now);
+      pace_meetings(at.meetings[job_.link[number]], now);
     }
     for (int64_t item : meeting.waiting) part_over(item, now);
     meeting.waiting.clear(), meeting.waiting.shrink_to_fit();
   }
 
   void part_over(int64_t item, double now) {
-    if (job_.kind[item] == kHostMeet) { out_.over[item] = now; return let_go(awaited_[item], now); }
-    if (--parts_left_[item] == 0) go_on(item, now);
+    if (job_.kind[item] == kHostMeet) {
+      out_.over[item] = now;
+      return release_host(awaited_[item], now);
+    }
+    if (--parts_left_[item] == 0) finish_and_advance(item, now);
   }
 
   const Job& job_;

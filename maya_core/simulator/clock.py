@@ -1,4 +1,4 @@
-"""clock.cpp, compiled on first use: the schedule it takes, and the times it gives."""
+"""The Python interface of clock.cpp, which is compiled on first use: its input (Schedule) and its output (Times)."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from pathlib import Path
 
 import numpy as np
 
-from maya_core.cpp_build import compiled, run_compiler
+from maya_core.cpp_build import WARNINGS, compiled, run_compiler
 from maya_core.errors import MayaError
 
 SOURCE = Path(__file__).with_name("clock.cpp")
-QUEUE = 1024  # launches that CUDA takes for a stream before it makes the host wait
+QUEUE = 1024  # launches that CUDA queues for a stream before the host has to wait
 ENDLESS = 2**62
-FLAGS = ("-O2", "-std=c++20", "-fPIC", "-shared")
+FLAGS = ("-O2", "-std=c++20", "-fPIC", "-shared", *WARNINGS)
 
 
 class WorkKind(enum.IntEnum):
-    """Kinds of item, as clock.cpp numbers them."""
+    """Kinds of item, with the numbers of clock.cpp."""
 
     COMPUTE = 0
     COPY_IN = 1  # host to device
     COPY_OUT = 2
     MEET = 3  # a collective or message, or a group of them
     RECORD = 4  # an event, by its number
-    WAIT = 5  # the lane, for an event
-    HOST_EVENT = 6  # the host waits for an event,
-    HOST_LANE = 7  # for all that a lane has,
-    HOST_DEVICE = 8  # for all that a device has,
-    HOST_MEET = 9  # for a collective of host data
-    MARK = 10  # nothing: a place in the program
+    WAIT = 5  # the lane waits for an event
+    HOST_EVENT = 6  # the host waits for an event
+    HOST_LANE = 7  # the host waits for everything on a lane
+    HOST_DEVICE = 8  # the host waits for everything on a device
+    HOST_MEET = 9  # the host waits for a collective of host data
+    MARK = 10  # marks a place in the program and takes no time
 
 
 class LinkUse(enum.IntEnum):
-    """What a meeting shares with others."""
+    """The links that a meeting shares with others."""
 
     WITHIN_NODE = 0
     BETWEEN_NODES = 1
-    UNSHARED = 2  # messages: a batch of them was priced together
+    UNSHARED = 2  # messages, because a batch of them is priced together
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """All ranks' items one after the other; ranks, lanes, devices, events and meetings are numbered over the job."""
+    """The items of all ranks, one rank after the other. Ranks, lanes, devices, events and meetings are numbered over the job."""
 
     kind: np.ndarray
     lane: np.ndarray
@@ -69,11 +69,11 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Times:
-    """In seconds from the start. By item; of what the host does itself only `issued` and `over` differ."""
+    """Times in seconds from the start, by item. For items of the host, only `issued` and `over` can differ."""
 
-    issued: np.ndarray  # by the host
+    issued: np.ndarray  # when the host issued it
     began: np.ndarray
-    met: np.ndarray  # data moves: all members are there
+    met: np.ndarray  # when data moves, because all members have arrived
     over: np.ndarray
     host_over: np.ndarray  # by rank
 
@@ -101,7 +101,7 @@ def _library() -> ctypes.CDLL:
     path = compiled(
         f"clock-{platform.machine()}-{digest}",
         "clock.so",
-        "",  # two seconds
+        "",  # no notice: it takes two seconds
         lambda _, made: run_compiler([*FLAGS, str(SOURCE), "-o", str(made)], "the simulator"),
     )
     library = ctypes.CDLL(str(path))
@@ -111,20 +111,20 @@ def _library() -> ctypes.CDLL:
 
 
 def play(schedule: Schedule) -> Times:
-    """Puts the schedule on the clock."""
+    """Computes the times of a schedule."""
     times, stuck = _play(schedule, QUEUE)
-    if stuck:  # how long queues are is not known to the launch: nobody is said to hang for that
+    if stuck:  # the exact length of CUDA's queues is not known, so a short queue is no reason to report a hang
         times, stuck = _play(schedule, ENDLESS)
     if stuck:
         raise MayaError(
-            "the job comes to a stop: ranks or streams wait for what never happens.",
-            "`maya run` says which collectives do not meet; there is no step time for a job that hangs.",
+            "the job hangs: ranks or streams wait for something that never happens.",
+            "A job that hangs has no step time. `maya run` shows which collectives do not meet.",
         )
     return times
 
 
 def _play(schedule: Schedule, queue: int) -> tuple[Times, int]:
-    """The times, and how many ranks and lanes never came to their end."""
+    """Returns the times, and how many ranks and lanes never finished."""
     arrays = {name: np.ascontiguousarray(getattr(schedule, name), dtype) for name, dtype in _FIELDS.items()}
     items, ranks = len(schedule.kind), len(schedule.first_item) - 1
     counts = (items, ranks, len(schedule.device_of), schedule.devices, schedule.events, len(schedule.members), queue)

@@ -1,20 +1,20 @@
-"""What communication costs the compute beside it: NCCL's kernels hold SMs, and its data goes through the same memory."""
+"""How much communication slows compute that runs beside it: NCCL's kernels occupy SMs, and its data uses the same memory."""
 
 from __future__ import annotations
 
 from maya_core.hardware.cluster import Cluster
 from maya_core.predictor.placement import Placement
 
-# SMs that NCCL holds, one for each channel: 24 within an NVLinked node of A100, fewer where links are slower.
+# SMs that NCCL occupies, one for each channel: 24 within a node of A100 with NVLink, fewer where links are slower.
 NVLINK_CHANNELS, OTHER_CHANNELS = 24, 8
-# Bytes through the GPU's memory for each byte of the buffer: what comes in is written, and read to be passed on. With it, FSDP on
-# eight A100 loses 0.44 s of compute to a second of communication, which is what published runs of it show.
+# Bytes through the GPU's memory for each byte of the buffer: received data is written, and read to be passed on. With this value,
+# FSDP on eight A100 loses 0.44 s of compute to a second of communication, as published runs show.
 TRAFFIC = 2.0
-MOST = 0.8  # of compute, however much goes on
+MOST = 0.8  # of compute is lost, however much communication runs
 
 
 def pressure(placement: Placement, cluster: Cluster, bytes_per_s: float) -> float:
-    """The share of a GPU's compute that is lost while a group moves so many bytes a second."""
+    """The share of a GPU's compute that is lost while a group moves `bytes_per_s`."""
     if placement.ranks == 1:
         return 0.0
     within = placement.islands == 1 and placement.link == "nvlink"

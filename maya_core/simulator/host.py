@@ -1,8 +1,8 @@
-"""What the host spends on each call before the GPU hears of it.
+"""How long the host needs for each call before the GPU receives it.
 
-A host is taken to be ahead of its GPU unless the GPU's work is short: then the step is as long as the host's calls. The same
-program costs the same on every machine Maya runs on. `MEASURED` takes the times the program took under emulation instead: they
-have the program's own Python in them, and the machine's speed of that day.
+A host usually runs ahead of its GPU; where the GPU's work is short, the host's calls decide how long a step takes. The modelled
+times are the same on every machine that runs Maya. `MEASURED` uses the times of the emulated program instead, which include the
+program's own Python code and depend on the speed of the machine.
 """
 
 from __future__ import annotations
@@ -24,30 +24,31 @@ from maya_core.trace.schema import REPLAYED, EventKind, Phase
 
 
 def host_seconds(trace: RankTrace, priced: TraceDurations, chosen: np.ndarray, host: Host) -> np.ndarray:
-    """The host's time from each of these events' predecessor to itself; `chosen` are places among the trace's events."""
+    """For each of the events at the places `chosen`, the host's time since the event before it."""
     events = trace.events[chosen]
-    working = events["kind"] == EventKind.HOST_WORK  # which is not done under emulation
+    working = events["kind"] == EventKind.HOST_WORK  # which the emulation does not do
     share = NODE_BYTES_PER_S / trace.meta.get("ranks_per_node", 1)
     if host == Host.MEASURED:
-        return np.diff(events["time_ns"], prepend=0) * 1e-9 + np.where(working, events["a"] / share, 0.0)
+        elapsed = np.diff(events["time_ns"], prepend=0) * 1e-9
+        return np.asarray(elapsed + np.where(working, events["a"] / share, 0.0))
     dispatch = np.zeros(max(Phase) + 1)
     for name, seconds in DISPATCH_S.items():
         dispatch[Phase[name]] = seconds
     calls = np.zeros(max(EventKind) + 1)
     for name, seconds in CALL_S.items():
         calls[EventKind[name]] = seconds
-    spent = calls[events["kind"]]
+    spent: np.ndarray = calls[events["kind"]]
     ops = events["kind"] == EventKind.OP
     triton = np.array([call.triton is not None for call in trace.calls] or [False])
     dispatched = np.where(triton[events["subject"][ops]], TRITON_S, dispatch[events["phase"][ops]])
     spent[ops] = dispatched + LAUNCH_S * priced.launches[events["subject"][ops]]
-    spent[(events["flags"] & REPLAYED) > 0] = 0.0  # a graph is one call
+    spent[(events["flags"] & REPLAYED) > 0] = 0.0  # a graph is launched with one call
     spent[working] = events["a"][working] / share
     return spent
 
 
 def seconds_alone(priced: TraceDurations) -> np.ndarray:
-    """By call: an op's time on a device that does nothing else, with the gaps between its kernels."""
+    """For each call, the op's duration on a device that does nothing else, including the gaps between its kernels."""
     if not len(priced.ops):
         return np.zeros(1)
     return np.where(priced.launches > 0, priced.ops.seconds + KERNEL_GAP_S * priced.launches, 0.0)

@@ -1,4 +1,7 @@
-"""From traces and durations to a schedule for the clock: one item for each thing a rank's host does that takes or tells time."""
+"""Turns traces and durations into a schedule for the clock.
+
+Each event of a rank that takes time or orders other events becomes an item. clock.py computes when the items happen.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ _SAME = {
 
 @dataclass(frozen=True)
 class RankItems:
-    """A rank's part of the schedule. `event` is the place in its trace that an item stands for; of a group its first call."""
+    """A rank's part of the schedule. `event` is the place of the item's event in the trace; for a group, the place of its first call."""
 
     event: np.ndarray
     kind: np.ndarray
@@ -50,12 +53,12 @@ class RankItems:
     subject: np.ndarray
     host_s: np.ndarray
     work_s: np.ndarray
-    parts: list[tuple[int, list[int]]]  # items that meet, with the trace's places of the calls they are made of
+    parts: list[tuple[int, list[int]]]  # items that meet, with the places of their calls in the trace
 
 
 @dataclass
 class _Meetings:
-    """Those of the whole job, numbered as they are met with."""
+    """The meetings of the whole job, numbered in the order in which they are found."""
 
     members: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -73,7 +76,7 @@ class _Meetings:
 def make_schedule(
     job: JobTrace, durations: dict[int, TraceDurations], cluster: Cluster, host: Host
 ) -> tuple[Schedule, dict[int, RankItems]]:
-    """The job's schedule, and each rank's part of it."""
+    """Returns the job's schedule, and each rank's part of it."""
     numbers, members = meetings_of(job)
     meetings = _Meetings()
     for count in members.tolist():
@@ -139,7 +142,7 @@ def _items(
     played = np.isin(events["kind"], PLAYED)
     played[grouped] = False
     played[[end for end in np.flatnonzero(events["kind"] == EventKind.GROUP_END).tolist() if end not in groups]] = False
-    # A trace does not say when a host waits for a message between host tensors: it is taken never to.
+    # A trace does not say when a host waits for a message between host tensors, so the host is assumed never to wait.
     on_host = (events["kind"] == EventKind.COLLECTIVE) & ((events["flags"] & ON_HOST) > 0)
     message = np.array([call.op in POINT_TO_POINT for call in trace.collectives] or [False])
     played &= ~(on_host & message[np.where(on_host, events["subject"], 0)])
@@ -173,7 +176,7 @@ def _items(
 
 
 def _groups(trace: RankTrace) -> tuple[dict[int, list[int]], list[int]]:
-    """Calls that are one launch, by the event that ends their group; and all of them."""
+    """The calls that form one launch, by the event that ends their group; and all such calls in one list."""
     found: dict[int, list[int]] = {}
     opened: dict[int, list[int]] = {}  # by stream
     if not (trace.events["kind"] == EventKind.GROUP_BEGIN).any():
@@ -195,41 +198,41 @@ def _groups(trace: RankTrace) -> tuple[dict[int, list[int]], list[int]]:
 
 
 def _event_numbers(events: np.ndarray, played: np.ndarray, first: int) -> tuple[np.ndarray, int]:
-    """A number for each record of a CUDA event, and for each wait that of the record it is for: the last before it of that event
-    and version, of which a graph's replays make several. Waits for what was never recorded are over at once: not played."""
+    """Numbers each record of a CUDA event, and gives each wait the number of its record: the last one before it with the same event
+    and version, because replays of a graph record the same version again. A wait for an event that was never recorded is not played."""
     numbers = np.full(len(events), -1, np.int64)
     records = np.flatnonzero(events["kind"] == EventKind.EVENT_RECORD)
     numbers[records] = first + np.arange(len(records))
     waiting = np.flatnonzero((events["kind"] == EventKind.EVENT_WAIT) | (events["kind"] == EventKind.EVENT_SYNC))
     both = np.concatenate([records, waiting])
     names = np.unique((events["subject"][both].astype(np.int64) << 32) + events["a"][both], return_inverse=True)[1]
-    places = names * len(events) + both  # in order of event and version, then of time
-    made, asked = places[: len(records)], places[len(records) :]
+    places = names * len(events) + both  # sorts by event and version, then by time
+    made, wanted = places[: len(records)], places[len(records) :]
     order = np.argsort(made)
-    last = np.searchsorted(made[order], asked) - 1
+    last = np.searchsorted(made[order], wanted) - 1
     known = last >= 0
-    known[known] = made[order[last[known]]] // len(events) == asked[known] // len(events)
+    known[known] = made[order[last[known]]] // len(events) == wanted[known] // len(events)
     numbers[waiting[known]] = first + order[last[known]]
     played[waiting[~known]] = False
     return numbers, first + len(records)
 
 
 def _work(priced: TraceDurations) -> np.ndarray:
-    """By call: what kind of work an op is."""
+    """The kind of work of each call."""
     kinds = np.full(max(1, len(priced.kernels)), WorkKind.COMPUTE, np.uint8)
     for number, kernels in enumerate(priced.kernels):
         if not kernels:
             kinds[number] = WorkKind.MARK
             continue
         ways = {kernel.direction if isinstance(kernel, Copy) else "" for kernel in kernels}
-        if ways in ({"h2d"}, {"d2h"}):  # an op that sends itself a table of pointers first is still compute
+        if ways in ({"h2d"}, {"d2h"}):  # an op that first copies a table of pointers to the device is still compute
             kinds[number] = WorkKind.COPY_IN if ways == {"h2d"} else WorkKind.COPY_OUT
     return kinds
 
 
 def _in_order_on_communicators(trace: RankTrace, items: RankItems, events: int) -> tuple[RankItems, int]:
-    """NCCL runs what is launched on one communicator in that order, whatever streams it is launched on."""
-    last: dict[int, int] = {}  # item, by communicator
+    """Adds waits between lanes, because NCCL runs the calls of one communicator in order, on whichever streams they are launched."""
+    last: dict[int, int] = {}  # the last item of each communicator
     after: list[tuple[int, int]] = []  # (item to wait for, item that waits)
     subjects, communicator_of = trace.events["subject"], [call.communicator for call in trace.collectives]
     for number, calls in items.parts:
@@ -246,7 +249,7 @@ def _in_order_on_communicators(trace: RankTrace, items: RankItems, events: int) 
     sources = np.array([place for before, later in after for place in (before, later)])
     kinds = np.tile([WorkKind.RECORD, WorkKind.WAIT], len(after)).astype(np.uint8)
     numbers = np.repeat(np.arange(events, events + len(after)), 2)
-    order = np.lexsort((np.tile([0, 1], len(after)), places))  # at one place records go first
+    order = np.lexsort((np.tile([0, 1], len(after)), places))  # records before waits at the same place
     moved = np.arange(len(items.kind)) + np.searchsorted(np.sort(places), np.arange(len(items.kind)), side="right")
     nothing = np.zeros(len(places))
 
@@ -261,7 +264,7 @@ def _in_order_on_communicators(trace: RankTrace, items: RankItems, events: int) 
 
 
 class _Calls:
-    """A rank's distinct calls as meetings: what they take, what they cost compute, which links they share."""
+    """A rank's distinct calls as meetings: their durations, how much they slow compute, and the links that they share."""
 
     def __init__(self, rank: int, trace: RankTrace, durations: TraceDurations, cluster: Cluster) -> None:
         self.rank, self.trace, self.cluster = rank, trace, cluster
@@ -288,7 +291,7 @@ class _Calls:
         self._batches: dict[tuple[int, ...], float] = {}
 
     def together(self, calls: tuple[int, ...]) -> float:
-        """What a batch of messages takes that the rank starts at once."""
+        """The duration of a batch of messages that the rank starts at once."""
         if calls not in self._batches:
             ways: dict[str, list[tuple[int, float]]] = {way: [] for way in POINT_TO_POINT}
             for number in calls:
@@ -303,7 +306,7 @@ class _Calls:
 def _parts(
     calls: _Calls, events: list[int], subjects: list[int], numbers: list[int], meetings: _Meetings
 ) -> Iterator[tuple[int, bool]]:
-    """The meetings of an item: (number, whether this rank is done without the others)."""
+    """The meetings of an item, each as (number, whether this rank is done without the others)."""
     batch = tuple(subjects)
     for event, subject in zip(events, subjects, strict=True):
         number = numbers[event] if numbers[event] >= 0 else meetings.new(1)

@@ -1,4 +1,4 @@
-"""A job on a clock: `simulate(job, cluster)` gives its Timeline."""
+"""Simulates a job on a cluster: `simulate` returns the Timeline of its ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from maya_core.trace.schema import EventKind
 
 @dataclass(frozen=True)
 class RankTimeline:
-    """When a rank's items happened, in seconds from the job's start. By item, in the order its host issued them."""
+    """When a rank's items happen, in seconds from the job's start. Arrays are by item, in the order in which the host issues them."""
 
     rank: int
     event: np.ndarray  # place in the rank's trace
@@ -25,12 +25,12 @@ class RankTimeline:
     lane: np.ndarray  # index into the trace's streams
     issued: np.ndarray
     began: np.ndarray
-    met: np.ndarray  # of a collective: everybody is there and data moves
+    met: np.ndarray  # of a collective: all members have arrived and data moves
     over: np.ndarray
-    step_ends: np.ndarray  # when the work of each step, and its host, was done
+    step_ends: np.ndarray  # when each step is done, on the device and on the host
 
     def on_device(self) -> np.ndarray:
-        """Items that take the GPU's time."""
+        """The items that use the GPU."""
         return np.flatnonzero(self.kind <= WorkKind.MEET)
 
 
@@ -40,10 +40,10 @@ class Timeline:
 
     @property
     def step_ends(self) -> np.ndarray:
-        """When every rank that takes steps was done with each."""
+        """When all ranks that take steps are done with each step."""
         ends = [rank.step_ends for rank in self.ranks.values() if len(rank.step_ends)] or [np.zeros(0)]
         steps = min(len(each) for each in ends)
-        return np.max([each[:steps] for each in ends], axis=0)
+        return np.asarray(np.max([each[:steps] for each in ends], axis=0))
 
     @property
     def end(self) -> float:
@@ -58,8 +58,8 @@ def simulate(
     host: Host = Host.MODELLED,
     host_factor: float = 1.0,
 ) -> Timeline:
-    """Plays the job on the cluster. Ranks that were not emulated run in lockstep with those that were. The host takes `host_factor` times
-    as long as it is taken to."""
+    """Simulates the job on the cluster. Ranks that were not emulated run in lockstep with those that were. The host's times are multiplied
+    by `host_factor`."""
     schedule, items = make_schedule(job, durations, cluster, host)
     schedule = replace(schedule, host_s=schedule.host_s * host_factor)
     times = play(schedule)

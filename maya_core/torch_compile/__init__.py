@@ -1,18 +1,22 @@
-"""torch.compile on the emulated device: inductor's own code generation runs, its kernels are recorded and never compiled or launched.
+"""torch.compile on the emulated device. Inductor's own code generation runs; its kernels are recorded, but never compiled or launched.
 
-| module | what it sees to |
+| module | its responsibility |
 |---|---|
-| caches | private folders for what inductor and Triton keep, and what is remembered of the device in memory |
-| dynamo | torch as the tracer would see it on a GPU, without what Maya adds to modules and optimizers |
-| driver | the emulated GPU as Triton knows it |
-| description | what inductor knows of a kernel while it writes it: bytes, loads, stores, sizes, fused ops and their lines |
-| launchers | kernels that record themselves; which of several tile configurations runs |
-| benchmarks | whatever inductor would time, priced instead |
-| graphs | mode="reduce-overhead": CUDA graph trees on the emulated allocator |
-| user_kernels | kernels that the program itself wrote in Triton |
-| record | what was compiled, how often and why, for the trace |
+| caches | private cache folders for inductor and Triton, and clearing what torch caches about the device in memory |
+| dynamo | hides from the tracer what Maya adds to modules and optimizers |
+| driver | the emulated GPU for Triton |
+| description | what inductor knows about a kernel while it generates it: bytes, loads, stores, sizes, fused ops and their lines |
+| source | what the source of a Triton kernel says about its memory traffic |
+| templates | the products, convolutions and attention of inductor's templates |
+| block_masks | the block masks of flex_attention |
+| launchers | kernels whose launch is recorded |
+| configurations | which of several tile configurations runs |
+| benchmarks | predicted durations where inductor would measure |
+| graph_trees | mode="reduce-overhead": CUDA graph trees on the emulated allocator |
+| user_kernels | Triton kernels of the program itself |
+| compile_record | what was compiled, how often and why, for the trace |
 
-A program that compiles nothing imports none of what is patched here, and pays nothing. Checked with torch 2.13 and triton 3.7.
+A program that compiles nothing does not import the patched modules, and pays nothing. Checked with torch 2.13 and triton 3.7.
 """
 
 from maya_core.torch_compile.install import TorchCompile

@@ -1,5 +1,6 @@
-"""Block masks of flex_attention: how many blocks they leave decides what the attention takes, and they are made on the device, where values
-are not computed. What a mask says depends on indices alone, most often: then the host can tell, too. Checked with torch 2.13."""
+"""Block masks of flex_attention. The number of blocks in a mask decides how long the attention takes, but masks are created on the
+device, where values are not computed. Most masks depend on indices alone, so the host can compute them. Checked with torch 2.13.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import torch
 from maya_core.ops.rules import Rules
 from maya_core.patches import Patches
 
-MOST = 1 << 28  # entries of a mask that the host goes through: a quarter of a GB, a second or two
+MOST = 1 << 28  # entries of a mask that the host computes: a quarter of a GB, a second or two
 COUNTS = ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks")
 
 
@@ -31,20 +32,20 @@ def _watch(rules: Rules, patches: Patches, module: ModuleType) -> None:
         if not torch.compiler.is_compiling() and made.kv_num_blocks.is_cuda:
             given = signature.bind(*args, **kwargs)
             given.apply_defaults()
-            _tell_counts(rules, original, made, given.arguments)
+            _remember_counts(rules, original, made, given.arguments)
         return made
 
     patches.set(module, "create_block_mask", create_block_mask)
 
 
-def _tell_counts(rules: Rules, create: Any, made: Any, given: dict[str, Any]) -> None:
+def _remember_counts(rules: Rules, create: Any, made: Any, given: dict[str, Any]) -> None:
     if (given["B"] or 1) * (given["H"] or 1) * given["Q_LEN"] * given["KV_LEN"] > MOST:
         return
-    asked = given | {"device": "cpu", "_compile": False, "compute_dq_write_order": False}
+    on_host = given | {"device": "cpu", "_compile": False, "compute_dq_write_order": False}
     try:
-        there = create(**asked)
-    except Exception:  # a mask of tensors that are on the device (documents, say), whose values nobody knows
+        computed = create(**on_host)
+    except Exception:  # the mask reads device tensors (document numbers, for example), whose values are unknown
         return
     for name in COUNTS:
         if (counts := getattr(made, name)) is not None:
-            rules.remember(counts, getattr(there, name))
+            rules.remember(counts, getattr(computed, name))

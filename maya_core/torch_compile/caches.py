@@ -1,5 +1,5 @@
-"""Where inductor and Triton keep what they made: a folder of Maya's own, so that the user's is neither read nor written, and a run
-on a real GPU never finds what was decided here. And the caches in memory that hold answers about the device.
+"""The caches of inductor and Triton, in a folder of Maya's own: the user's caches are neither read nor written, and a run on a real GPU
+never finds what was decided here. Also clears the caches in memory that depend on the device.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from maya_core.hardware.catalog import Gpu
 from maya_core.patches import Patches
 from maya_core.version import PACKAGE, __version__
 
-# What decides what is kept: how kernels are described, and the predictor that answers in the place of a clock.
+# The files that decide what is cached: how kernels are described, and the predictor, whose durations replace measurements.
 DECIDING = ("torch_compile/*.py", "ops/*.py", "ops/*.txt", "predictor/*.py", "predictor/profiles/**/*.json")
-# Modules whose cached functions answer for the device. Others' must stay: what registers patterns does so once.
+# Modules whose cached functions depend on the device. Other caches must stay: a function that registers patterns runs only once.
 ABOUT_DEVICE = (
     "torch.utils._triton",
     "torch._dynamo.device_interface",
@@ -33,7 +33,7 @@ ABOUT_DEVICE = (
 
 
 def triton_version() -> str | None:
-    """Of the Triton that is installed."""
+    """The version of the installed Triton, or None."""
     try:
         return version("triton")
     except PackageNotFoundError:
@@ -41,7 +41,7 @@ def triton_version() -> str | None:
 
 
 def folder(gpu: Gpu) -> Path:
-    digest = hashlib.sha256(gpu.model_dump_json().encode())  # one of the user's own may be another tomorrow
+    digest = hashlib.sha256(gpu.model_dump_json().encode())  # the user may change a GPU of their own
     for pattern in DECIDING:
         for path in sorted(PACKAGE.glob(pattern)):
             digest.update(path.relative_to(PACKAGE).as_posix().encode() + path.read_bytes())
@@ -50,7 +50,7 @@ def folder(gpu: Gpu) -> Path:
 
 
 def install(gpu: Gpu, patches: Patches) -> Path:
-    """Points both at the folder, for this process and those it starts."""
+    """Points inductor and Triton at the folder, for this process and its children."""
     where = folder(gpu)
     patches.put(os.environ, "TORCHINDUCTOR_CACHE_DIR", str(where))
     patches.put(os.environ, "TRITON_CACHE_DIR", str(where / "triton"))
@@ -58,11 +58,10 @@ def install(gpu: Gpu, patches: Patches) -> Path:
 
 
 def forget_device() -> None:
-    """Compiled code and answers about the device are of another one than what comes next: before an emulation, and after it."""
+    """Clears compiled code and cached answers about the device, before and after an emulation."""
     tracer = sys.modules.get("torch._dynamo.convert_frame")
-    if (
-        tracer is not None and tracer.FRAME_COUNTER
-    ):  # optimizers import dynamo, and compile nothing; a reset imports inductor
+    # Optimizers import dynamo without compiling anything, and a reset would import inductor.
+    if tracer is not None and tracer.FRAME_COUNTER:
         torch._dynamo.reset()
     if inductor := sys.modules.get("torch._inductor.utils"):
         inductor.clear_caches()

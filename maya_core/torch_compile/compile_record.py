@@ -1,5 +1,6 @@
-"""What torch.compile did in a program, for its trace: graphs, graph breaks, what was compiled again and why, what was given up, and the time it
-took here. That time is the emulating host's: it is shown while it passes, and part of no prediction.
+"""Records for the trace what torch.compile did: graphs, graph breaks, recompilations with their reasons, failures, and the time it took.
+
+That time is the emulating host's. It is shown as progress, and no prediction includes it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ LIMIT = "recompile limit"
 
 
 class CompileRecord:
-    """Filled by dynamo itself; `found` reads it. `step` tells which one is under way."""
+    """Collects dynamo's own metrics; `found` reads them. `step` returns the number of the current step."""
 
     def __init__(self, step: Callable[[], int], patches: Patches) -> None:
         self.seconds = 0.0
@@ -33,7 +34,9 @@ class CompileRecord:
 
     def _begin(self, module: ModuleType, patches: Patches) -> None:
         module.counters["graph_break"].clear()
-        patches.set(module, "_compilation_metrics", collections.deque())  # dynamo's own keeps the last 64, of whomever
+        patches.set(
+            module, "_compilation_metrics", collections.deque()
+        )  # dynamo's own keeps only the last 64, and earlier ones too
 
     def _watch(self, module: ModuleType, patches: Patches) -> None:
         handler = module.CompilationCallbackHandler
@@ -48,7 +51,7 @@ class CompileRecord:
 
     @contextmanager
     def _timed(self, compile_id: str) -> Iterator[None]:
-        """Compiling calls for compiling: the outermost counts."""
+        """Adds the time to `seconds`. A compilation may start others; only the outermost counts."""
         began = time.monotonic()
         self._depth += 1
         self.in_steps.add(self._step())
@@ -63,14 +66,14 @@ class CompileRecord:
 
     def _show(self, compile_id: str) -> None:
         if self._graphs == 0 and not sys.stderr.isatty():
-            say("torch.compile generates kernels; what it makes is kept for the next run")
+            say("torch.compile generates kernels; they are cached for the next run")
         elif sys.stderr.isatty():
-            sys.stderr.write(f"\rmaya: torch.compile at work on graph {compile_id}, {self.seconds:.0f} s so far ")
+            sys.stderr.write(f"\rmaya: torch.compile compiles graph {compile_id}, {self.seconds:.0f} s so far ")
             sys.stderr.flush()
         self._graphs += 1
 
     def found(self) -> dict[str, Any] | None:
-        """As the trace's `compiled`; None where nothing was compiled."""
+        """The `compiled` entry of the trace; None if nothing was compiled."""
         dynamo = sys.modules.get("torch._dynamo.utils")
         metrics = dynamo.get_compilation_metrics() if dynamo else []
         if dynamo is None or not metrics:
@@ -95,7 +98,7 @@ def _frame(metric: Any) -> str:
 
 
 def _breaks(dynamo: ModuleType) -> list[dict[str, Any]]:
-    """Where graphs end early, and why; each place once."""
+    """Where graphs end early, and why. Each place is listed once."""
     found: dict[tuple[str, str], int] = {}
     for one in dynamo.graph_break_reasons:
         if one.graph_break and OURS not in one.reason:
@@ -106,7 +109,7 @@ def _breaks(dynamo: ModuleType) -> list[dict[str, Any]]:
 
 
 def _recompiles(frames: list[Any]) -> list[dict[str, Any]]:
-    """What was compiled more than once, how often, and what had changed the last time."""
+    """What was compiled more than once, how often, and the reason of the last recompilation."""
     again: dict[str, list[str]] = {}
     for one in frames:
         if one.co_name is not None and one.recompile_reason:
@@ -118,7 +121,7 @@ def _recompiles(frames: list[Any]) -> list[dict[str, Any]]:
 
 
 def _failed(frames: list[Any]) -> list[dict[str, Any]]:
-    """What torch runs uncompiled, because it could not be compiled or too often had to be."""
+    """What torch runs uncompiled, because it could not be compiled or had to be recompiled too often."""
     names = {one.compile_id.split("/")[0]: _frame(one) for one in frames if one.co_name and one.compile_id}
     found = {}
     for one in frames:

@@ -1,4 +1,4 @@
-"""Which tile configuration of a kernel runs: where inductor would try each on the GPU, the one that keeps it busiest by count."""
+"""Chooses the tile configuration of a kernel. Inductor would time each on the GPU; here, an estimate of how busy it keeps the GPU decides."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from typing import Any
 
 from maya_core.hardware.catalog import Gpu
 
-THREADS = 32  # of a warp
+THREADS = 32  # in a warp
 BLOCKS_PER_SM = 32
-BYTES_IN_FLIGHT = (
-    32 * 1024
-)  # an SM's share of what hides DRAM's latency: 3.35 TB/s times 600 ns over 132 SMs are 15 KiB; twice that
+# Loads that an SM must have in flight to hide the latency of DRAM: 3.35 TB/s times 600 ns over 132 SMs are 15 KiB; twice that.
+BYTES_IN_FLIGHT = 32 * 1024
 
 
 def best(gpu: Gpu, tuner: Any) -> Any:
-    """Of the tuner's configurations, the first of those with the least `cost`."""
+    """The tuner's configuration with the lowest `cost`; the first one among equals."""
     configs = tuner.configs
     tuner._maya_configs = len(configs)
     sizes = tuner.size_hints
@@ -25,10 +24,10 @@ def best(gpu: Gpu, tuner: Any) -> Any:
 
 
 def cost(gpu: Gpu, numels: dict[str, int], blocks: dict[str, Any], warps: int) -> float:
-    """Time of a kernel that moves bytes, in units of itself on a GPU that is busy all the time.
+    """The duration of a memory-bound kernel, relative to its duration on a GPU that is busy all the time.
 
-    Waves of blocks over the SMs, the last of which is not full; lanes of tiles that lie outside; loads under way, which have to be
-    enough to hide the latency of memory.
+    It accounts for the last wave of blocks, which does not fill the SMs, for lanes of tiles beyond the end of the data, and for the
+    loads in flight, which must be enough to hide the latency of memory.
     """
     programs, tile, wasted = 1, 1, 1.0
     for axis, numel in numels.items():
@@ -43,5 +42,5 @@ def cost(gpu: Gpu, numels: dict[str, int], blocks: dict[str, Any], warps: int) -
     resident = max(1, min(BLOCKS_PER_SM, gpu.max_threads_per_sm // (warps * THREADS)))
     waves = programs / (gpu.sms * resident)
     idle = math.ceil(waves) / waves if waves > 1 else 1 / max(min(1.0, programs / gpu.sms), 1e-9)
-    under_way = 4 * tile * min(resident, max(1.0, programs / gpu.sms))
-    return wasted * idle * max(1.0, BYTES_IN_FLIGHT / under_way)
+    in_flight = 4 * tile * min(resident, max(1.0, programs / gpu.sms))
+    return wasted * idle * max(1.0, BYTES_IN_FLIGHT / in_flight)

@@ -1,5 +1,7 @@
-"""What inductor knows of a kernel while it writes it, written into the code beside the kernel: there it is found again when generated code
-comes from a cache, with no graph at hand. Not into the kernel's own source: kernels with the same source are one.
+"""Writes what inductor knows about a kernel into the generated code, next to the kernel.
+
+There it is found again when the generated code comes from a cache, without a graph. It is not part of the kernel's own source, because
+inductor merges kernels with equal sources.
 """
 
 from __future__ import annotations
@@ -31,10 +33,10 @@ def install(patches: Patches) -> None:
             self: Any, wrapper: Any, kernel: Any, source: str, name: str, subs_name: str, schedule: Any, *rest: Any
         ) -> None:
             define = wrapper.define_kernel
-            told = {**describe(kernel), **sources(_nodes(schedule))}
+            described = {**describe(kernel), **sources(_nodes(schedule))}
 
             def define_kernel(name: str, body: str, *args: Any, **kwargs: Any) -> None:
-                define(name, f"{body}\n{name}.inductor_meta[{KEY!r}] = {told!r}", *args, **kwargs)
+                define(name, f"{body}\n{name}.inductor_meta[{KEY!r}] = {described!r}", *args, **kwargs)
 
             wrapper.define_kernel = define_kernel
             try:
@@ -57,7 +59,7 @@ def install(patches: Patches) -> None:
 
 
 def describe(kernel: Any) -> dict[str, Any]:
-    """What a kernel's source does not tell of it."""
+    """What a kernel's source does not say about it."""
     if parts := getattr(kernel, "sub_kernels", None):  # several kernels in one launch
         return {"nbytes": sum(describe(part)["nbytes"] for part in parts), "parts": len(parts)}
     if hasattr(kernel, "output_node"):
@@ -71,7 +73,7 @@ def describe(kernel: Any) -> dict[str, Any]:
 
 
 def describe_template(kernel: Any) -> dict[str, Any]:
-    """Of a template's kernel."""
+    """The description of a template's kernel."""
     return {
         "nbytes": int(kernel.estimate_kernel_num_bytes()),
         "flops": int(kernel.estimate_flops() or 0),
@@ -86,13 +88,13 @@ def _hint(size: Any) -> int:
 
 
 def _nodes(schedule: Iterable[Any]) -> list[Any]:
-    """The FX nodes of what is in a kernel; a schedule also holds markers of loops."""
+    """The FX nodes in a kernel. A schedule also contains markers of loops, which are skipped."""
     scheduled = [part for one in schedule if hasattr(one, "get_nodes") for part in one.get_nodes()]
     return [origin for one in scheduled if one.node is not None for origin in one.node.get_origins()]
 
 
 def sources(nodes: list[Any]) -> dict[str, Any]:
-    """Which ops are fused, and the lines of the program that asked for them."""
+    """The fused ops, and the lines of the program that call them."""
     ops: dict[str, None] = {}
     lines: dict[str, None] = {}
     for node in sorted(nodes, key=lambda one: one.name):
@@ -104,7 +106,7 @@ def sources(nodes: list[Any]) -> dict[str, Any]:
 
 
 def program_line(stack: str) -> str:
-    """The innermost line of a stack that is not torch's or Maya's."""
+    """The innermost line of a stack outside torch and Maya."""
     frames = [(file, line) for file, line in FRAME.findall(stack) if not file.startswith(LIBRARIES)]
     return f"{frames[-1][0]}:{frames[-1][1]}" if frames else ""
 
@@ -112,26 +114,26 @@ def program_line(stack: str) -> str:
 def kernel_of(tuner: Any, config: Any, configs: int) -> TritonKernel:
     """The kernel of a CachingAutotuner with one of its configurations."""
     meta = tuner.inductor_meta
-    told = meta.get(KEY, {})
-    tiles = {**meta.get("config_args", {}), **config.kwargs}  # a template's are in its source
-    counted = meta.get("kernel_num_gb")  # in the source of kernels that are only benchmarked
+    described = meta.get(KEY, {})
+    tiles = {**meta.get("config_args", {}), **config.kwargs}  # the tiles of a template are in its source
+    counted = meta.get("kernel_num_gb")  # present in kernels that are only benchmarked
     return TritonKernel(
         name=meta.get("kernel_name") or tuner.fn.__name__,
         kind=str(getattr(tuner.heuristic_type, "name", tuner.heuristic_type)).lower(),
-        nbytes=told.get("nbytes", None if counted is None else round(counted * 1e9)),
-        flops=told.get("flops", 0),
+        nbytes=described.get("nbytes", None if counted is None else round(counted * 1e9)),
+        flops=described.get("flops", 0),
         loads=meta.get("num_load") or 0,
         stores=meta.get("num_store") or 0,
         reductions=meta.get("num_reduction") or 0,
-        hint=told.get("hint", ""),
-        numels=told.get("numels", {}),
+        hint=described.get("hint", ""),
+        numels=described.get("numels", {}),
         atomic=bool(meta.get("atomic_add_found")),
         rereads=use_of(tuner.fn.fn).rereads,
         config={name: value for name, value in tiles.items() if isinstance(value, int | float | str | bool)},
         warps=config.num_warps,
         stages=config.num_stages,
         configs=configs,
-        ops=told.get("ops", []),
-        lines=told.get("lines", []),
-        template=told.get("template", {}),
+        ops=described.get("ops", []),
+        lines=described.get("lines", []),
+        template=described.get("template", {}),
     )

@@ -1,4 +1,4 @@
-"""The emulated GPU as Triton's driver knows it: what target to write kernels for, and what fits on an SM."""
+"""Triton's driver for the emulated GPU: the target for which kernels are generated, and the limits of an SM."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from maya_core.patches import Patches
 
 
 class Properties:
-    """Of what Triton's CudaUtils offer, the part that is asked for where nothing is loaded or launched."""
+    """The part of Triton's CudaUtils that is used when no kernel is loaded or launched."""
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
@@ -34,7 +34,7 @@ def install(gpu: Gpu, patches: Patches) -> None:
         nvidia = module.backends["nvidia"].driver
 
         class EmulatedDriver(nvidia):  # type: ignore[misc, valid-type]
-            """Triton's own, without the library of CUDA's driver that it would load."""
+            """Triton's own driver, without the CUDA driver library that it would load."""
 
             def __init__(self) -> None:
                 self.utils = Properties(gpu)

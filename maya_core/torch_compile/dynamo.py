@@ -1,8 +1,8 @@
-"""Dynamo sees torch as it would on a GPU.
+"""Makes dynamo trace the program as it would on a GPU.
 
-Maya notes modules by a `nn.Module.__call__` of its own and optimizer steps by torch's hooks. Traced, both would end up in graphs and
-guards: modules are called through torch's own while dynamo traces, and hooks are not traced. Where a graph breaks, dynamo goes on
-with each function that is called next: Maya's own are none of the program's.
+Maya notes modules with its own `nn.Module.__call__` and optimizer steps with torch's hooks. Dynamo would put both into graphs and
+guards, so it sees torch's own `__call__` while it traces, and hooks are excluded. After a graph break, dynamo continues with each
+function that is called next; functions of Maya are skipped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from maya_core.patches import Patches
 from maya_core.version import PACKAGE
 
 FOLDER = f"{PACKAGE}{os.sep}"
-OURS = "an optimizer's step is noted"  # the reason of graph breaks that a GPU would not see
+OURS = "an optimizer's step is noted"  # the reason of graph breaks that would not happen on a GPU
 
 
 def install(module_call: Any, patches: Patches) -> None:
@@ -44,22 +44,22 @@ def install(module_call: Any, patches: Patches) -> None:
 
         @functools.wraps(original)
         def __call__(self: Any, frame: Any, *args: Any) -> Any:
-            if frame.f_code.co_filename.startswith(FOLDER):  # nor what they call
+            if frame.f_code.co_filename.startswith(FOLDER):  # nor the functions that they call
                 return module.ConvertFrameReturn(frame_exec_strategy=module.FrameExecStrategy(skip, skip))
             return original(self, frame, *args)
 
         patches.set(module.CatchErrorsWrapper, "__call__", __call__)
 
     def wrapping(module: ModuleType) -> None:
-        # A compiled module keeps the call of the one it was made of, and dynamo goes into it.
+        # A compiled module keeps the `__call__` of the original one, and dynamo traces it.
         optimized = module.OptimizedModule
         patches.set(optimized, "_initialize", with_torchs_call(optimized._initialize))
 
     def modules(module: ModuleType) -> None:
-        patches.set(module, "unpatched_nn_module_call", module_call)  # as found when dynamo was imported
+        patches.set(module, "unpatched_nn_module_call", module_call)  # what dynamo finds when it is imported
 
     def guards(module: ModuleType) -> None:
-        # Where a module's class has a __call__ of its own, nn.Module's is guarded: Maya's would be found in its place.
+        # Where a module's class has its own __call__, dynamo guards that of nn.Module, and would find Maya's instead.
         builder = module.GuardBuilder
         match = builder.CLOSURE_MATCH
 
@@ -71,7 +71,7 @@ def install(module_call: Any, patches: Patches) -> None:
         patches.set(builder, "CLOSURE_MATCH", closure_match)
 
     def hooks(module: ModuleType) -> None:
-        # Torch itself breaks the graph inside every optimizer's step: hooks that do so too change no graph.
+        # torch itself breaks the graph inside every optimizer's step, so hooks that break it, too, change no graph.
         for table in (torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks):
             for number, hook in list(table.items()):
                 if getattr(hook, "__module__", "").startswith("maya_core."):

@@ -1,8 +1,8 @@
-"""What inductor's CUDA graph trees (mode="reduce-overhead") ask of a CUDA build of torch. The trees themselves run as they are: they warm up,
-record and replay on the emulated device's graphs and private pools.
+"""The functions of a CUDA build of torch that inductor's CUDA graph trees (mode="reduce-overhead") call. The trees themselves run unchanged:
+they warm up, record and replay with the graphs and private pools of the emulated device.
 
-One thing is less than on a GPU: a pool's blocks are not put back to an earlier state. That happens where a graph is recorded after others
-were replayed, as with a new shape: then the outputs of the earlier graphs that still live are not counted into the pool a second time.
+One thing is not emulated: a pool's blocks are not restored to an earlier state. On a GPU that happens when a graph is recorded after others
+were replayed, for a new shape for example. Outputs of the earlier graphs that are still alive are then not counted in the pool a second time.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from maya_core.patches import Patches
 
 
 class AllocatorState:
-    """What a private pool looked like at some time: not kept."""
+    """The state of a private pool at some time. It is not recorded."""
 
 
 def install(native: ModuleType, patches: Patches) -> None:
     def tensor_of(metadata: dict[str, Any], storage: Any) -> torch.Tensor:
-        return native.tensor_on_storage(
+        made: torch.Tensor = native.tensor_on_storage(
             storage,
             list(metadata["size"]),
             list(metadata["stride"]),
             metadata["storage_offset"],
             metadata["dtype"],
         )
+        return made
 
     functions = {
         "_cuda_CUDAAllocator_AllocatorState": AllocatorState,

@@ -1,4 +1,4 @@
-"""Puts all of it in place for an emulation."""
+"""Installs the emulation of torch.compile."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from maya_core.torch_compile import (
 )
 from maya_core.torch_compile.compile_record import CompileRecord
 
-TRITON = "3.7.1"  # what the CUDA build of torch 2.13 is released with
-# One process: workers would know nothing of the emulated device. And nothing that is pickled into a cache holds a compiled kernel.
+TRITON = "3.7.1"  # the version with which the CUDA build of torch 2.13 is released
+# Compilation stays in one process, because workers would not have the emulated device; caches must not contain compiled kernels.
 SETTINGS: dict[str, dict[str, Any]] = {
     "torch._inductor.config": {
         "compile_threads": 1,
         "use_static_triton_launcher": False,
         "bundle_triton_into_fx_graph_cache": False,
     },
-    # Which sizes changed in an earlier run would be remembered, and this one begin with other kernels than that did.
+    # Otherwise dynamo remembers which sizes changed in an earlier run, and this run starts with other kernels than that one.
     "torch._dynamo.config": {"automatic_dynamic_local_pgo": False},
 }
 
 
 class TorchCompile:
-    """torch.compile for an emulated device, until the device's patches are undone."""
+    """torch.compile on an emulated device, until the device's patches are undone."""
 
     def __init__(self, device: EmulatedDevice, module_call: Any, step: Callable[[], int]) -> None:
         patches = device.patches
         self.folder = caches.install(device.gpu, patches)
-        device.pass_over(str(self.folder))  # generated code is nobody's line
+        device.pass_over(str(self.folder))  # lines of generated code are not the program's
         for name, values in SETTINGS.items():
             patches.when_imported(name, self._settings(device, values))
         patches.when_imported("torch._inductor.compile_fx", self._check_triton)
@@ -75,10 +75,10 @@ class TorchCompile:
     def _check_triton(_: ModuleType) -> None:
         if caches.triton_version() is None:
             say(
-                f"torch.compile writes its GPU kernels in Triton, which is not installed: pip install 'maya-emulator[compile]', or triton=={TRITON}"
+                f"torch.compile needs Triton for its GPU kernels, and Triton is not installed. Run: pip install 'maya-emulator[compile]', or triton=={TRITON}"
             )
 
 
 def empty_strided_cuda(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
-    """How generated code allocates; only a CUDA build has it."""
+    """The function with which generated code allocates; only a CUDA build has it."""
     return torch.empty_strided(size, stride, dtype=dtype, device="cuda")

@@ -1,5 +1,6 @@
-"""Kernels that inductor generated: none is compiled, a launch records itself. And which of a kernel's tile configurations is launched, where
-inductor would try them all.
+"""Launches of kernels that inductor generated: a launch is recorded, and the kernel is never compiled.
+
+configurations.py chooses among a kernel's tile configurations, where inductor would try all of them.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from maya_core.patches import Patches
 from maya_core.torch_compile.benchmarks import Prices
 from maya_core.torch_compile.configurations import best
 from maya_core.torch_compile.description import kernel_of
+from maya_core.torch_compile.source import use_of
 from maya_core.torch_compile.templates import with_mask
-from maya_core.torch_compile.user_kernels import use_of
 from maya_core.trace.triton_kernel import NAMESPACE
 
-WRITTEN = ("out_ptr", "in_out_ptr", "ws_ptr")  # how inductor's code generation names what a kernel writes
+WRITTEN = ("out_ptr", "in_out_ptr", "ws_ptr")  # how inductor names the arguments that a kernel writes
 
 
 def install(prices: Prices, patches: Patches) -> None:
@@ -30,8 +31,8 @@ def install(prices: Prices, patches: Patches) -> None:
         return prices.of(lambda: launcher(*args, **kwargs, stream=0))
 
     def heuristics(module: ModuleType) -> None:
-        class Recorded(module.CompileResult):  # type: ignore[name-defined]
-            """In the place of a compiled kernel."""
+        class Recorded(module.CompileResult):  # type: ignore[name-defined, misc]  # torch is imported by the program, later
+            """Replaces a compiled kernel."""
 
             def make_launcher(self) -> Any:
                 function = self.kernel.fn
@@ -52,7 +53,7 @@ def install(prices: Prices, patches: Patches) -> None:
                 launcher.store_cubin = False
                 return launcher
 
-        class Recording(module.CachingAutotunerPlugin):  # type: ignore[name-defined]
+        class Recording(module.CachingAutotunerPlugin):  # type: ignore[name-defined, misc]
             def pre_compile(self, autotuner: Any) -> object:
                 if not autotuner.launchers:
                     config = best(gpu, autotuner)
@@ -63,7 +64,7 @@ def install(prices: Prices, patches: Patches) -> None:
                 return None
 
         patches.set(module, "get_caching_autotuner_plugins", lambda autotuner: [Recording()])
-        # Tuning by trial goes on from the configuration that was chosen: there is nothing to try.
+        # Further tuning would start from the chosen configuration; without a GPU there is nothing to measure.
         for tuning in ("coordinate_descent_tuning", "_combo_sequential_autotune"):
             patches.set(module.CachingAutotuner, tuning, lambda self, launcher, *args, **kwargs: launcher)
         patches.set(module.CachingAutotuner, "bench", bench)
@@ -72,7 +73,7 @@ def install(prices: Prices, patches: Patches) -> None:
 
 
 def launcher_of(native: ModuleType, planner: Planner, tuner: Any, config: Any, names: list[str]) -> Callable[..., None]:
-    """A function that records a launch of the kernel. `names` are those of the arguments that come after grid and stream."""
+    """A function that records a launch of the kernel. `names` are the names of the arguments after the grid and stream."""
     writes, reads = _uses(tuner, names)
     sizes = [place for place, name in enumerate(names) if name.endswith("numel")]
     record, is_known, forget = native.record_call, native.is_known, native.forget
@@ -80,7 +81,7 @@ def launcher_of(native: ModuleType, planner: Planner, tuner: Any, config: Any, n
 
     def launch(x: int, y: int, z: int, stream: int, *args: Any) -> None:
         nonlocal op, number
-        if not op:  # its description stands after it in generated code
+        if not op:  # in generated code, the description comes after the kernel
             kernel = kernel_of(tuner, config, getattr(tuner, "_maya_configs", 1))
             kernel = replace(kernel, template=with_mask(kernel.template, native, dict(zip(names, args, strict=False))))
             op, number = NAMESPACE + kernel.name, planner.number_of(kernel)
@@ -95,7 +96,7 @@ def launcher_of(native: ModuleType, planner: Planner, tuner: Any, config: Any, n
 
 
 def _uses(tuner: Any, names: list[str]) -> tuple[list[int], list[int]]:
-    """Places of the arguments that the kernel writes, and of those it only reads."""
+    """The places of the arguments that the kernel writes, and of those that it only reads."""
     if tuner.custom_kernel:
         use = use_of(tuner.fn.fn)
         writes = [place for place, name in enumerate(names) if name in use.writes]

@@ -1,5 +1,6 @@
-"""What the source of a Triton kernel tells of its memory traffic: what `tl.load` and `tl.store` (and atomics) are given leads back to its
-parameters."""
+"""Finds out from the source of a Triton kernel which parameters it reads and writes, by following the arguments of `tl.load`, `tl.store`
+and atomics back to the parameters.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +24,9 @@ class Use(NamedTuple):
     reads: frozenset[str] = frozenset()
     writes: frozenset[str] = frozenset()
     gathers: frozenset[str] = frozenset()  # read or written only at addresses that were loaded, and not in a loop
-    multiplies: bool = False  # matrices
+    multiplies: bool = False  # matrices (tl.dot)
     adds: bool = False  # atomically
-    rereads: int = 0  # loops that load a parameter, after the first that does
+    rereads: int = 0  # how many loops load the same parameter, after the first
 
 
 @functools.cache
@@ -43,7 +44,7 @@ class _Reader:
     def __init__(self, parameters: set[str]) -> None:
         self.parameters = parameters
         self.comes_from: dict[str, set[str]] = {name: {name} for name in parameters}
-        self.loaded: set[str] = set()  # names that hold what was loaded, or follow from it
+        self.loaded: set[str] = set()  # names of values that were loaded, or computed from such values
 
     def read(self, tree: ast.AST) -> Use:
         for _ in range(2):  # a pointer that is moved in a loop is used before the line that moves it
@@ -70,7 +71,7 @@ class _Reader:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         is_loaded = _calls(node.value, READS)
         for name in (one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)):
-            # What was loaded is a number, and no longer an address.
+            # A loaded value is a number, and no longer an address.
             self.comes_from.setdefault(name, set()).update(set() if is_loaded else self._sources(node.value))
             if is_loaded or self._looked_up(node.value):
                 self.loaded.add(name)
@@ -86,7 +87,7 @@ class _Reader:
         return set().union(*found) & self.parameters
 
     def _most_loops(self, loops: Sequence[ast.AST]) -> int:
-        """How many loops load one and the same parameter; a loop in a loop goes on with it."""
+        """The largest number of loops that load the same parameter. A nested loop counts as part of the outer one."""
         inner = {id(one) for loop in loops for one in ast.walk(loop) if one is not loop and isinstance(one, LOOPS)}
         counted: Counter[str] = Counter()
         for loop in loops:

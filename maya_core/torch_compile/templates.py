@@ -1,6 +1,4 @@
-"""What a kernel from one of inductor's templates computes, told by the names its arguments have there: a product of matrices, a convolution,
-an attention.
-"""
+"""Finds out what a kernel of inductor's templates computes (a matrix product, a convolution or attention) from the names of its arguments."""
 
 from __future__ import annotations
 
@@ -18,14 +16,14 @@ LAYOUTS = {
     (True, True): 1,
     (False, True): 2,
     (False, False): 3,
-}  # TN, NN, NT, TT by whether A, B are row-major
-# Counts of a block mask's blocks: how many blocks of keys each block of queries looks at, in part and in whole.
+}  # TN, NN, NT, TT by whether A and B are row-major
+# A block mask's counts: how many blocks of keys each block of queries attends to, partly and completely.
 BLOCK_COUNTS = ("arg_KV_NUM_BLKS", "arg_FULL_KV_NUM_BLKS")
 BLOCKS = ("arg_KV_IDX", "arg_FULL_KV_IDX")
 
 
 def template_of(kernel: Any) -> dict[str, Any]:
-    """Sizes as the kernels of `maya_core/ops/kernel.py` have them; nothing where the template is of another kind."""
+    """The sizes for a kernel of maya_core/ops/kernel.py; empty for other templates."""
     given = kernel.named_input_nodes
     if {"Q", "K", "V"} <= given.keys():
         return _attention(given, backward="DO" in given)
@@ -58,7 +56,7 @@ def _product(first: Any, second: Any, kernel: Any) -> dict[str, Any]:
 
 
 def _convolution(images: Any, filters: Any, kernel: Any) -> dict[str, Any]:
-    """As the product it is by its arithmetic."""
+    """Describes a convolution as the matrix product with the same arithmetic."""
     out, weight = _sizes(kernel.output_node.get_size()), _sizes(filters.get_size())
     sizes = [1, out[0] * math.prod(out[2:]), out[1], math.prod(weight[1:]), 0]
     return {"kind": "gemm", "dtype": _dtype(images, kernel), "sizes": sizes}
@@ -73,12 +71,14 @@ def _attention(given: dict[str, Any], backward: bool) -> dict[str, Any]:
 
 
 @functools.cache
-def _say_whole() -> None:
-    say("the values of flex_attention's block mask are not known here: it is taken to leave all blocks, an upper bound")
+def _warn_about_mask() -> None:
+    say(
+        "the values of a flex_attention block mask are unknown: all blocks are assumed to be computed, which is an upper bound"
+    )
 
 
 def with_mask(template: dict[str, Any], native: ModuleType, given: dict[str, Any]) -> dict[str, Any]:
-    """The attention with the share of its blocks that the mask leaves, as far as values on the device are known; else all of them."""
+    """Adds to an attention the share of blocks that its mask keeps, if the values of the mask are known; otherwise all blocks."""
     if template.get("kind") != "attention":
         return template
     seen, whole = 0.0, 0
@@ -86,7 +86,7 @@ def with_mask(template: dict[str, Any], native: ModuleType, given: dict[str, Any
         if (count := given.get(counts)) is None or not count.is_cuda:
             continue
         if not native.is_known(count) or (index := given.get(indices)) is None:
-            _say_whole()
+            _warn_about_mask()
             return {**template, "sizes": [*template["sizes"], 1.0]}
         seen += float(native.host_value(count).sum())
         whole = max(whole, index.numel())

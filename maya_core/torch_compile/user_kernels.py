@@ -1,9 +1,9 @@
-"""Kernels written in Triton: a launch is recorded with its name, grid and tensors, and nothing is compiled or run. Checked with triton 3.7.
+"""The program's own Triton kernels: a launch is recorded with its name, grid and tensors, and nothing is compiled or run.
 
-Which tensors a kernel reads and which it writes is read from its source (source.py). Each is taken to be gone through once, and once more in each
-further loop that loads it, as far as caches do not hold it; of a tensor whose addresses are loaded themselves, no more than there are others'
-elements. That is right for elementwise kernels, norms, losses, embeddings; a product of matrices (`tl.dot`) takes longer than its memory
-traffic, and is named as a lower bound.
+The kernel's source (source.py) says which tensors it reads and writes. Each is assumed to be read or written once, and read again in each
+further loop that loads it, unless it fits in the caches. Of a tensor whose addresses are loaded, at most as many elements are read as the
+largest other tensor has. This is right for elementwise kernels, normalization, losses and embeddings. A matrix product (`tl.dot`) takes
+longer than its memory traffic; it is reported as a lower bound. Checked with triton 3.7.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _launch(kernel: Any, rules: Rules, planner: Planner, *args: Any, grid: Any, 
     tensors = {name: one for name, one in given.items() if isinstance(one, torch.Tensor) and one.is_cuda}
     name = kernel.fn.__name__
     if use.multiplies:
-        _say_bound(name)
+        _warn_about_bound(name)
     written = {one: tensor for one, tensor in tensors.items() if one in use.writes or one not in use.reads}
     read = {one: tensor for one, tensor in tensors.items() if one in use.reads}
     described = TritonKernel(
@@ -68,7 +68,7 @@ def _launch(kernel: Any, rules: Rules, planner: Planner, *args: Any, grid: Any, 
 
 
 def _bytes(use: Use, *tables: dict[str, torch.Tensor]) -> int:
-    """What is read and written where addresses are looked up: of such a tensor an element for each of the largest other one, at most."""
+    """The bytes read and written. A tensor whose addresses are loaded counts at most as many elements as the largest other tensor has."""
     others = [one.numel() for table in tables for name, one in table.items() if name not in use.gathers]
     most = max(others, default=0)
     return sum(
@@ -84,14 +84,14 @@ def _defaults(function: Any) -> dict[str, Any]:
 
 
 @functools.cache
-def _say_bound(name: str) -> None:
+def _warn_about_bound(name: str) -> None:
     say(
-        f"the Triton kernel {name} multiplies matrices: it is taken to last as long as its memory traffic, a lower bound"
+        f"the Triton kernel {name} multiplies matrices: its duration is assumed to be that of its memory traffic, which is a lower bound"
     )
 
 
 def _first_configuration(tuner: Any, *args: Any, **kwargs: Any) -> Any:
-    """There is nothing to measure: the first configuration that is left after pruning."""
+    """Replaces autotuning, which has nothing to measure: runs the first configuration that pruning keeps."""
     tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
     config = tuner.prune_configs(kwargs)[0]
     tuner.best_config = config

@@ -1,5 +1,7 @@
-"""A call of an op as the trace keeps it: tensors by their metadata, everything else by value. It says what the program asked
-of its GPU, not what the GPU did for it: that is planned anew for each GPU (`maya_core/ops`)."""
+"""A call of an op as the trace stores it: tensors by their metadata, everything else by value.
+
+A call says what the program requested, not which kernels the GPU launched for it: maya_core/ops plans those for each GPU.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from maya_core.trace.triton_kernel import TritonKernel
 
 
 class Tensor(NamedTuple):
-    """A tensor's metadata as the native device describes it."""
+    """A tensor's metadata, as the native device describes it."""
 
     dtype: str  # as c10 names it: Float, BFloat16, Long
     sizes: tuple[int, ...]
@@ -60,14 +62,14 @@ class Tensor(NamedTuple):
 
     @property
     def is_channels_last(self) -> bool:
-        """Of images: channels move fastest, and not because everything else is a single element."""
+        """Whether an image has its channels packed innermost, and not only because all its other sizes are 1."""
         return len(self.sizes) >= 4 and self.is_dense and self.strides[1] == 1 and not self.is_contiguous
 
     def permuted(self, *dims: int) -> Tensor:
         return self._replace(sizes=tuple(self.sizes[d] for d in dims), strides=tuple(self.strides[d] for d in dims))
 
     def packed(self) -> Tensor:
-        """The same, contiguous."""
+        """This tensor with contiguous strides."""
         return self._replace(strides=packed(self.sizes))
 
 
@@ -81,10 +83,10 @@ def packed(sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def as_tensors(value: Any) -> Any:
-    """The native device's plain tuples turned into `Tensor`s, at any depth of lists."""
+    """Turns the plain tuples of the native device into `Tensor`s, at any depth of lists."""
     if isinstance(value, tuple):
         dtype, sizes, strides, device = value
-        return Tensor(dtype, sizes, strides, "cuda" if device == "meta" else device)  # results are not made yet
+        return Tensor(dtype, sizes, strides, "cuda" if device == "meta" else device)  # results are not allocated yet
     if isinstance(value, list):
         return [as_tensors(item) for item in value]
     return value
@@ -100,19 +102,18 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 @dataclass(frozen=True)
 class TorchSettings:
-    """Switches of torch that decide which kernel runs, as they stood when the call was made. The native device reads them."""
+    """The switches of torch that decide which kernel runs, as the native device read them when the call was made."""
 
-    tf32_products: bool = False  # torch.backends.cuda.matmul.allow_tf32 and its like
+    tf32_products: bool = False  # torch.backends.cuda.matmul.allow_tf32 and equivalents
     tf32_cudnn: bool = True  # torch.backends.cudnn.allow_tf32
-    half_reductions: bool = True  # float16 products may be summed up in float16
+    half_reductions: bool = True  # float16 products may be accumulated in float16
     bfloat_reductions: bool = True
     cudnn: bool = True
     benchmark: bool = False  # torch.backends.cudnn.benchmark
     deterministic: bool = False  # torch.use_deterministic_algorithms
     cudnn_deterministic: bool = False
-    sdpa_cudnn_first: bool = (
-        True  # where torch prefers cuDNN's attention, it is tried first (TORCH_CUDNN_SDPA_DEPRIORITIZED)
-    )
+    # Where torch prefers cuDNN's attention, it is tried first (TORCH_CUDNN_SDPA_DEPRIORITIZED).
+    sdpa_cudnn_first: bool = True
     sdpa_flash: bool = True
     sdpa_efficient: bool = True
     sdpa_cudnn: bool = True
@@ -120,11 +121,11 @@ class TorchSettings:
 
     @staticmethod
     def from_bits(bits: int, names: list[str]) -> TorchSettings:
-        """Switches by their place in a number, in the order the native device says."""
+        """Reads the switches from the bits of a number; the native device gives the `names` of the bits."""
         return TorchSettings(**{name: bool(bits >> place & 1) for place, name in enumerate(names)})
 
     def as_json(self) -> dict[str, bool]:
-        """What is not as torch starts with."""
+        """The switches that differ from torch's defaults."""
         return {
             field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not field.default
         }
@@ -135,15 +136,15 @@ DEFAULT_SETTINGS = TorchSettings()
 
 @dataclass(frozen=True)
 class Call:
-    """One kind of call: an op by its full name, with the metadata of its arguments and of what comes out."""
+    """A distinct call: an op by its full name, with the metadata of its arguments and results."""
 
     op: str  # namespace::name, with .overload where it has one
     names: list[str]  # of the arguments
     arguments: list[Any]
     outputs: list[Any]
     settings: TorchSettings = DEFAULT_SETTINGS
-    triton: TritonKernel | None = None  # the kernel it is a launch of, where that was written in Triton
-    # Of an op that is not Maya's, what its author says: the kernels as planned, and floating-point operations.
+    triton: TritonKernel | None = None  # the kernel that it launches, if that is written in Triton
+    # For an op that the program describes itself: its planned kernels and its floating-point operations.
     kernels: list[dict[str, Any]] = field(default_factory=list)
     flops: int = 0
 
@@ -167,7 +168,7 @@ class Call:
         return self.named[name]
 
     def tensor(self, reference: str) -> Tensor | None:
-        """An argument by name, or a result by number; None if there is none, or none was given."""
+        """An argument by its name, or a result by its number; None if the call has no such tensor."""
         if reference.isdigit():
             place = int(reference)
             return self.results[place] if place < len(self.results) else None
@@ -176,7 +177,7 @@ class Call:
 
     @cached_property
     def inputs(self) -> list[Tensor]:
-        """Every tensor given, but for those given to be written (`out=`)."""
+        """Every tensor among the arguments, except those that are only written (`out=`)."""
         named = itertools.zip_longest(self.names, self.arguments)
         return [tensor for name, argument in named if name != "out" for tensor in tensors_in(argument)]
 

@@ -1,4 +1,4 @@
-"""Communication in words: calls, communicators, ranks and call stacks as a reader of a terminal wants them."""
+"""Describes communication in words for the terminal: calls, communicators, ranks and call stacks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DIRECTION = {"broadcast": "from", "scatter": "from", "recv": "from", "reduce": 
 
 
 def call_in_words(call: CollectiveCall, group: Communicator) -> str:
-    """What is called, with whom, on how much: all_reduce (sum) of 4,096 Float (16.0 KiB)."""
+    """A call with its peer and size: all_reduce (sum) of 4,096 Float (16.0 KiB)."""
     if call.op == "barrier":
         return call.op
     reduction = f" ({call.reduction})" if call.reduction else ""
@@ -25,7 +25,7 @@ def call_in_words(call: CollectiveCall, group: Communicator) -> str:
 
 
 def elements(call: CollectiveCall) -> int:
-    """The count a call is known by: what a rank gives, or takes where only one gives."""
+    """The number of elements by which a call is described: what a rank sends, or what it receives where only one rank sends."""
     return call.elements_out if call.op in ("scatter", "recv") else call.elements_in
 
 
@@ -39,7 +39,7 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
 
 
 def abbreviated(ranks: Sequence[int]) -> str:
-    """0-2, 4-7; or 0, 8, 16, … where that would get long."""
+    """Ranges of ranks: 0-2, 4-7; or 0, 8, 16, … where that would be long."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][1] + 1:
@@ -51,7 +51,7 @@ def abbreviated(ranks: Sequence[int]) -> str:
 
 
 def frames_of_interest(site: Site) -> tuple[Frame, ...]:
-    """The frames that tell the reader most: the program's own, else its libraries', else torch's."""
+    """The most helpful frames: the program's own, otherwise its libraries', otherwise torch's."""
     for hidden in ({"site-packages", "dist-packages", "torch", "maya_core"}, {"torch", "maya_core"}, set[str]()):
         frames = [frame for frame in site if not hidden & set(PurePath(frame.file).parts)]
         if frames:
@@ -70,5 +70,5 @@ def _bytes(count: float) -> str:
 
 
 def generic(module: str) -> str:
-    """A module's path with the numbers of repeated layers left open: GPT.blocks.*.mlp"""
+    """A module's path with `*` for the numbers of repeated layers: GPT.blocks.*.mlp"""
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", module)

@@ -1,4 +1,4 @@
-"""What a rank's trace says of its communication: communicators, the calls made on them, and where in the program."""
+"""The communication in a rank's trace: communicators, the calls on them, and the places in the program that make them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ POINT_TO_POINT = ("send", "recv")
 
 @dataclass(frozen=True)
 class Communicator:
-    """A group of ranks that talk to one another. Two ranks mean the same one if name, backend and ranks agree."""
+    """A group of ranks that communicate. Communicators of two ranks are the same if name, backend and ranks agree."""
 
     backend: str  # nccl or gloo
     name: str  # torch's group name
@@ -19,13 +19,13 @@ class Communicator:
 
 @dataclass(frozen=True)
 class CollectiveCall:
-    """A call as one rank made it. `peer` is a place in the group: root, source or destination; -1 if there is none."""
+    """A collective or message of one rank. `peer` is a place in the group (root, source or destination), or -1."""
 
     communicator: int  # index into the trace's communicators
     op: str  # all_reduce, broadcast, reduce, all_gather, all_gather_into_tensor, reduce_scatter, reduce_scatter_tensor, all_to_all, gather, scatter, barrier, send, recv
     dtype: str  # as c10 names it: Float, BFloat16, Long
-    elements_in: int  # given by this rank
-    elements_out: int  # received by it
+    elements_in: int  # sent by this rank
+    elements_out: int  # received by this rank
     peer: int = -1
     reduction: str = ""
     splits_in: tuple[int, ...] = ()  # of an uneven exchange: elements for each rank
@@ -34,7 +34,7 @@ class CollectiveCall:
 
 @dataclass(frozen=True)
 class Frame:
-    """A line of Python on the way to a call."""
+    """A line of Python in the call stack of a call."""
 
     file: str
     line: int

@@ -1,7 +1,7 @@
-"""A job without a clock: what has to be over before what, and so whether its ranks ever wait for one another in a circle.
+"""Finds out whether the ranks of a job wait for one another in a circle, from the order of events alone.
 
-Each rank's host goes through its events in order; streams are queues; a collective is over once every member's has come
-to the head of its stream. How long anything takes plays no part, so what never comes to its turn here never does.
+Each rank's host issues its events in order, streams are queues, and a collective is over once it has reached the head of the
+stream in every member. Durations play no part, so an event that is never reached here is never reached at all.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from maya_core.trace.job import JobTrace, meetings_of
 from maya_core.trace.rank import RankTrace
 from maya_core.trace.schema import ON_HOST, EventKind
 
-# NCCL_BUFFSIZE, as it is unless set: a message up to this size leaves its sender before anybody receives it.
+# The default of NCCL_BUFFSIZE: a message up to this size completes for its sender before it is received.
 # https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-buffsize
 BUFFERED_BYTES = 4 * 2**20
 
-# Plain numbers: the loop over events is hot.
+# Plain numbers, because the loop over events is hot.
 COLLECTIVE, RECORD, WAIT = int(EventKind.COLLECTIVE), int(EventKind.EVENT_RECORD), int(EventKind.EVENT_WAIT)
 EVENT_SYNC, STREAM_SYNC, DEVICE_SYNC = int(EventKind.EVENT_SYNC), int(EventKind.STREAM_SYNC), int(EventKind.DEVICE_SYNC)
 GROUP_BEGIN, GROUP_END = int(EventKind.GROUP_BEGIN), int(EventKind.GROUP_END)
@@ -32,25 +32,25 @@ _ORDERING = (RECORD, WAIT, EVENT_SYNC, STREAM_SYNC, DEVICE_SYNC, GROUP_BEGIN, GR
 
 @dataclass(frozen=True)
 class BlockedCall:
-    """A call that is begun and never over."""
+    """A call that begins and never ends."""
 
     rank: int
     rendezvous: int  # index into the job's
     call: int
-    waits_for: tuple[int, ...]  # ranks that never come to it
+    waits_for: tuple[int, ...]  # ranks that never reach it
 
 
 class _Arrival(NamedTuple):
-    """A rank's call comes to the head of its stream."""
+    """A call of a rank reaches the head of its stream."""
 
     rank: int
     meeting: int  # one call of one rendezvous
     point: int
-    waits: bool  # for the others to come
+    waits: bool  # for the others to arrive
 
 
 class _Order:
-    """Points in the course of the job, each over once those it comes after are. The first is the beginning, then come the meetings."""
+    """A graph of points in the job. A point is over once all points before it are. Point 0 is the beginning; the meetings follow."""
 
     def __init__(self, meetings: int) -> None:
         self.unmet = [0] * (1 + meetings)
@@ -74,7 +74,7 @@ class _Order:
         return point
 
     def over(self) -> list[bool]:
-        """Which points the job ever gets to."""
+        """Whether each point is ever reached."""
         unmet = list(self.unmet)
         ready = [point for point, count in enumerate(unmet) if not count]
         while ready:
@@ -86,12 +86,12 @@ class _Order:
 
 
 def _follow(rank: int, trace: RankTrace, meetings: np.ndarray, order: _Order) -> Iterator[_Arrival]:
-    """Puts one rank's calls into the order. A call that meets nobody holds nobody up, and is not looked at."""
+    """Adds one rank's calls to the order. A call that meets no other rank delays nobody and is skipped."""
     events, join = trace.events, order.join
     buffered = [is_buffered(call) for call in trace.collectives]
-    host = 0  # what it has waited for
-    streams: dict[int, int] = {}  # what is queued on each
-    recorded: dict[tuple[int, int], int] = {}  # what was queued before an event, by event and version
+    host = 0  # the point that the host has waited for
+    streams: dict[int, int] = {}  # the last point queued on each stream
+    recorded: dict[tuple[int, int], int] = {}  # the point before an event, by event and version
     groups: dict[int, list[tuple[int, int]]] = {}  # open ones, by stream
     chosen = np.flatnonzero((meetings >= 0) | np.isin(events["kind"], _ORDERING))
     columns = [events[name][chosen].tolist() for name in ("kind", "subject", "a", "stream", "device", "flags")]
@@ -103,7 +103,7 @@ def _follow(rank: int, trace: RankTrace, meetings: np.ndarray, order: _Order) ->
         elif kind == WAIT:
             streams[stream] = join(queued, recorded.get((subject, a), 0))
         elif kind == COLLECTIVE and flags & ON_HOST:
-            # The trace does not say when the host waits for a message, so it is taken never to.
+            # The trace does not say when the host waits for a message, so the host is assumed never to wait.
             waits = trace.collectives[subject].op not in POINT_TO_POINT
             order.put(meeting, host)
             yield _Arrival(rank, meeting, host, waits)
@@ -131,19 +131,19 @@ def _follow(rank: int, trace: RankTrace, meetings: np.ndarray, order: _Order) ->
 
 
 def is_buffered(call: CollectiveCall) -> bool:
-    """Is this a message that is over for its sender before anybody receives it?"""
+    """Whether this is a message that completes for its sender before it is received."""
     return call.op == "send" and call.elements_in * item_bytes(call.dtype) <= BUFFERED_BYTES
 
 
 def _meetings(job: JobTrace) -> dict[int, np.ndarray]:
-    """For every event of every rank the number of the meeting it is part of, from 1; -1 if none, or alone there."""
+    """For every event of every rank, the number of its meeting, from 1; -1 if it has none, or no other rank takes part."""
     numbers, members = meetings_of(job)
-    shared = np.append(members > 1, False)  # the last stands for -1
+    shared = np.append(members > 1, False)  # the last entry is for -1
     return {rank: np.where(shared[own], own + 1, -1) for rank, own in numbers.items()}
 
 
 def stuck_calls(job: JobTrace) -> list[BlockedCall]:
-    """The calls in which ranks of the job wait for one another for ever; empty if it runs to its end."""
+    """The calls in which ranks wait for one another forever; empty if the job runs to its end."""
     firsts = np.cumsum([1] + [len(meet.events) for meet in job.rendezvous])
     order = _Order(int(firsts[-1]) - 1)
     meetings = _meetings(job)
@@ -153,7 +153,7 @@ def stuck_calls(job: JobTrace) -> list[BlockedCall]:
     for arrival in arrivals:
         if not over[arrival.point]:
             late.setdefault(arrival.meeting, []).append(arrival.rank)
-    stuck: dict[tuple[int, int], BlockedCall] = {}  # of a group on one communicator its first call says enough
+    stuck: dict[tuple[int, int], BlockedCall] = {}  # only the first call of a group on one communicator is reported
     for arrival in arrivals:
         if arrival.waits and arrival.meeting in late and over[arrival.point]:
             number = int(np.searchsorted(firsts, arrival.meeting, side="right")) - 1

@@ -1,4 +1,7 @@
-"""Hangs: where the ranks of a job would wait for each other forever, and what each of them is doing at that moment."""
+"""Finds hangs: places where ranks of a job would wait for one another forever, with what each rank does there.
+
+This module compares the calls that meet; dry_run.py finds circles where all calls match.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ _ENDED = {
 
 @dataclass(frozen=True)
 class Side:
-    """What some ranks, all the same, are doing where the job hangs."""
+    """What some ranks, which all do the same, are doing where the job hangs."""
 
     ranks: tuple[int, ...]
     doing: str
@@ -46,7 +49,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Hang:
-    """Where a job does not go on. `str` of it is for the terminal."""
+    """A place where a job does not continue. Its `str` is for the terminal."""
 
     verdict: str
     problem: str
@@ -63,7 +66,7 @@ class Hang:
 
 
 def find_hangs(job: JobTrace) -> list[Hang]:
-    """The first trouble on every communicator and between every two ranks. If all calls match, their order is tried."""
+    """The first problem on every communicator and between every two ranks. If all calls match, their order is checked."""
     found: list[Hang] = []
     left_by_failed: list[tuple[Rendezvous, int]] = []
     numbered = _numbered_terms(job)
@@ -89,7 +92,7 @@ def find_hangs(job: JobTrace) -> list[Hang]:
 
 
 def _terms(call: CollectiveCall) -> tuple[object, ...]:
-    """What the ranks of a call have to agree on, as far as it is the same for all of them."""
+    """The arguments that must be equal in all ranks of a call."""
     op = "message" if call.op in POINT_TO_POINT else _SAME_TO_NCCL.get(call.op, call.op)
     if op == "barrier":
         return (op,)
@@ -100,12 +103,12 @@ def _terms(call: CollectiveCall) -> tuple[object, ...]:
 
 
 def _is_by_pair(call: CollectiveCall) -> bool:
-    """Is what one rank gives another a matter between those two?"""
+    """Whether each pair of ranks has a size of its own, on which these two must agree."""
     return call.op == "all_to_all" or (call.op == "all_gather" and bool(call.splits_out))
 
 
 def _numbered_terms(job: JobTrace) -> dict[int, np.ndarray]:
-    """For every call of every rank a number that is the same where the terms are."""
+    """For every call of every rank, a number that is equal where the terms are equal."""
     numbers: dict[tuple[object, ...], int] = {}
     return {
         rank: np.array([numbers.setdefault(_terms(call), len(numbers)) for call in trace.collectives], np.int64)
@@ -130,8 +133,8 @@ def _first_difference(job: JobTrace, meet: Rendezvous, end: int, numbered: dict[
 
 
 def _uneven_pairs(job: JobTrace, meet: Rendezvous, row: int) -> Iterator[str]:
-    """The pairs of ranks of which one gives what the other does not expect, in words. What a rank expects of another whose numbers it
-    has only assumed (how many tokens it routes to an expert) says nothing."""
+    """Describes the pairs of ranks of which one sends an amount that the other does not expect. Amounts that a rank only assumed about
+    another one (how many tokens it routes to an expert) are not compared."""
     group = meet.communicator.ranks
     calls = [(rank, group.index(rank), _call(job, meet, row, rank)) for rank in meet.members]
     for giver, from_place, given in calls:
@@ -148,12 +151,12 @@ def _uneven_pairs(job: JobTrace, meet: Rendezvous, row: int) -> Iterator[str]:
 
 def _attendance(meet: Rendezvous, row: int) -> tuple[list[int], list[int]]:
     """Members that never make the call, and those that do."""
-    there = dict(zip(meet.members, (meet.events[row] >= 0).tolist(), strict=True))
-    return [rank for rank in there if not there[rank]], [rank for rank in there if there[rank]]
+    makes_call = dict(zip(meet.members, (meet.events[row] >= 0).tolist(), strict=True))
+    return [rank for rank in makes_call if not makes_call[rank]], [rank for rank in makes_call if makes_call[rank]]
 
 
 def _cut_off(job: JobTrace, absent: list[int], present: list[int]) -> bool:
-    """Were the absent only stopped by us, while the present, who take fewer steps or none, ran on?"""
+    """Whether Maya stopped the absent ranks while the present ones, which take fewer steps or none, continued."""
     return all(
         job.ranks[one].meta["ended"] == "stopped"
         and (job.ranks[other].meta["ended"] != "hung" or not job.ranks[other].steps)
@@ -187,7 +190,7 @@ def _absence(job: JobTrace, meet: Rendezvous, row: int) -> Hang:
 
 
 def _failure(job: JobTrace, left: list[tuple[Rendezvous, int]]) -> Hang:
-    """One hang, on however many communicators ranks wait for those that failed: each where it comes to wait first."""
+    """One hang for all communicators on which ranks wait for failed ones. Each rank is shown where it first waits."""
     absent = {rank for meet, row in left for rank in _attendance(meet, row)[0]}
     failed = sorted(rank for rank in absent if job.ranks[rank].meta["ended"] == "failed")
     waiting: dict[int, tuple[int, Side]] = {}
@@ -223,7 +226,7 @@ def _call(job: JobTrace, meet: Rendezvous, row: int, rank: int) -> CollectiveCal
 
 
 def _side(job: JobTrace, meet: Rendezvous, row: int, rank: int, placed: bool = False) -> Side:
-    """A rank in a call of the rendezvous; `placed` says which, where that is not said elsewhere."""
+    """A rank in a call of the rendezvous. `placed` adds which call that is, where the problem does not say it."""
     trace = job.ranks[rank]
     text = f"in {call_in_words(_call(job, meet, row, rank), meet.communicator)}"
     site = trace.sites[int(trace.events["b"][_event(meet, row, rank)])]
@@ -231,7 +234,7 @@ def _side(job: JobTrace, meet: Rendezvous, row: int, rank: int, placed: bool = F
 
 
 def _last_of(job: JobTrace, rank: int) -> Side:
-    """How a rank ended, and the last call it made."""
+    """How a rank ended, and its last call."""
     trace = job.ranks[rank]
     ended = _ENDED[trace.meta["ended"]]
     made = trace.events[trace.events["kind"] == EventKind.COLLECTIVE]
@@ -244,7 +247,7 @@ def _last_of(job: JobTrace, rank: int) -> Side:
 
 
 def _merged(sides: Sequence[Side]) -> tuple[Side, ...]:
-    """Ranks that would say the same become one side."""
+    """Merges ranks that do the same at the same place."""
     merged: dict[object, Side] = {}
     for side in sides:
         key = side.doing, frames_of_interest(side.site)

@@ -1,4 +1,4 @@
-"""A job: the traces of its emulated ranks, and which of their calls meet. Whether these agree is for hangs.py to judge."""
+"""A job: the traces of its emulated ranks, and which of their calls meet. hangs.py checks whether these calls agree."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from maya_core.trace.rank import RankTrace, read_trace
 from maya_core.trace.schema import EventKind
 
 MANIFEST = "job.json"
-PREDICTION = "prediction.json"  # beside it, once there is one
+PREDICTION = "prediction.json"  # in the same folder, once the job is predicted
 VERSION = 1
 
 
@@ -25,27 +25,27 @@ VERSION = 1
 class Rendezvous:
     """Calls that meet in order: the collectives of a communicator, or the messages from one of its ranks to another.
 
-    The n-th call of a member meets the n-th of the others. Order counts, not the number that was recorded: the devices
-    know no other, and a CUDA graph replays the number it captured.
+    The n-th call of a member meets the n-th call of the others. The recorded number does not matter: NCCL knows only the
+    order, and a CUDA graph replays the number that it captured.
     """
 
-    communicator: Communicator  # its `rank` is -1: nobody's in particular
-    members: tuple[int, ...]  # global ranks that were emulated; of messages the sender and the receiver
+    communicator: Communicator  # with `rank` -1: it belongs to no particular rank
+    members: tuple[int, ...]  # emulated global ranks; for messages the sender and the receiver
     messages: bool
     events: np.ndarray  # [call, member]: index into the member's events; -1 if it makes no such call
 
     @property
     def complete(self) -> int:
-        """How many calls every member makes."""
+        """The number of calls that every member makes."""
         return int(np.count_nonzero((self.events >= 0).all(axis=1)))
 
 
 @dataclass(frozen=True)
 class JobTrace:
-    """Ranks that were emulated, up to the same step, and where they meet.
+    """The emulated ranks, up to the same step, and where they meet.
 
-    Ranks that were not are taken to run in lockstep: they are no members, and messages to or from them meet
-    nobody; nor do those a rank sends itself.
+    Ranks that were not emulated are assumed to run in lockstep. They are not members, and messages to or from them meet no
+    call; neither do messages that a rank sends to itself.
     """
 
     world_size: int
@@ -53,8 +53,8 @@ class JobTrace:
     gpus_per_node: int
     ranks: dict[int, RankTrace]
     rendezvous: list[Rendezvous]
-    command: tuple[str, ...] = ()  # what was run, where it is known; secrets are left out
-    node: str | None = None  # kind of node and network, where the user named them
+    command: tuple[str, ...] = ()  # the command that was run, if it is known, without secrets
+    node: str | None = None  # kind of node and network, if the user named them
     network: str | None = None
     exit_code: int = 0  # of the command
 
@@ -65,13 +65,13 @@ class JobTrace:
 
     @property
     def processes(self) -> int:
-        """Ranks of the job; one process may use all of a node's GPUs, which `world_size` counts."""
+        """The number of ranks. One process may use all GPUs of a node; `world_size` counts GPUs."""
         return max(int(trace.meta.get("world_size") or 1) for trace in self.ranks.values())
 
 
 def meetings_of(job: JobTrace) -> tuple[dict[int, np.ndarray], np.ndarray]:
-    """For every event of every rank the number of the call that meets in it, over all rendezvous, -1 if none; and how many ranks
-    come to each."""
+    """For every event of every rank, the number of its meeting over all rendezvous, or -1; and how many ranks take part in each
+    meeting."""
     numbers = {rank: np.full(len(trace.events), -1, np.int64) for rank, trace in job.ranks.items()}
     counts, first = [np.zeros(0, np.int64)], 0
     for meet in job.rendezvous:
@@ -85,16 +85,16 @@ def meetings_of(job: JobTrace) -> tuple[dict[int, np.ndarray], np.ndarray]:
 
 
 class _Line(NamedTuple):
-    """What tells one rendezvous from another."""
+    """What identifies a rendezvous."""
 
     communicator: Communicator
-    source: int  # of messages, and so the next two; -1 for collectives
+    source: int  # this and the next two are for messages; -1 for collectives
     destination: int
-    tag: int  # gloo matches by it
+    tag: int  # by which gloo matches messages
 
 
 def collate(traces: list[RankTrace]) -> JobTrace:
-    """Puts the traces of a job's ranks together."""
+    """Collates the traces of a job's ranks."""
     ranks = {int(trace.meta["rank"]): trace for trace in sorted(_cut(traces), key=lambda trace: trace.meta["rank"])}
     found: dict[_Line, dict[int, np.ndarray]] = {}  # by column
     members: dict[_Line, tuple[int, ...]] = {}
@@ -121,7 +121,7 @@ def collate(traces: list[RankTrace]) -> JobTrace:
 
 
 def _cut(traces: list[RankTrace]) -> list[RankTrace]:
-    """Nobody goes on for longer than a rank that was stopped. One that ended by itself, early or not, is whole."""
+    """Cuts traces off at the last step of the first rank that Maya stopped. A rank that ended by itself is complete."""
     steps = min((trace.steps for trace in traces if trace.meta["ended"] == "stopped"), default=None)
     if steps is None:
         return traces
@@ -135,9 +135,9 @@ def _cut(traces: list[RankTrace]) -> list[RankTrace]:
 
 
 def _lines(trace: RankTrace) -> Iterator[tuple[_Line, str, np.ndarray]]:
-    """A rank's collectives by what they meet on, each in order: (line, which end of a message, events)."""
+    """A rank's calls by rendezvous, each in order: (line, which end of a message this rank is, events)."""
     groups = [replace(group, rank=-1) for group in trace.communicators]
-    first: dict[Communicator, int] = {}  # a group that is destroyed and made again goes on as the one it was
+    first: dict[Communicator, int] = {}  # a group that is destroyed and created again is the same one
     same = [first.setdefault(group, number) for number, group in enumerate(groups)]
     numbers: dict[tuple[int, int, int, str], int] = {}
     by_call = np.zeros(len(trace.collectives), np.int64)
@@ -156,7 +156,7 @@ def _lines(trace: RankTrace) -> Iterator[tuple[_Line, str, np.ndarray]]:
 
 
 def _ends(call: CollectiveCall, group: Communicator) -> tuple[int, int, str]:
-    """Source and destination of a message, and which of them this rank is."""
+    """The source and destination of a message, and the op of this rank."""
     if call.op not in POINT_TO_POINT:
         return -1, -1, ""
     me, peer = group.ranks[group.rank], group.ranks[call.peer]
@@ -171,7 +171,7 @@ def _side_by_side(columns: dict[int, np.ndarray], width: int) -> np.ndarray:
 
 
 class Manifest(BaseModel):
-    """job.json: there once every rank's trace is."""
+    """job.json, which exists once the traces of all ranks do."""
 
     format: Literal["maya-job"] = "maya-job"
     version: int = VERSION
@@ -190,7 +190,7 @@ def trace_path(folder: Path, rank: int) -> Path:
 
 
 def write_manifest(folder: Path, job: JobTrace) -> None:
-    """Says that the folder's traces are a whole job. To be written last."""
+    """Writes job.json, which marks the traces in the folder as a complete job, so it must be written last."""
     manifest = Manifest(
         world_size=job.world_size,
         nodes=job.nodes,
@@ -207,12 +207,12 @@ def write_manifest(folder: Path, job: JobTrace) -> None:
 
 
 def read_traces(folder: Path) -> list[RankTrace]:
-    """The traces that ranks left in a folder."""
+    """All rank traces in a folder."""
     return [read_trace(path) for path in sorted(folder.glob("rank-*.trace"))]
 
 
 def read_job(folder: str | Path) -> JobTrace:
-    """Reads what `maya run` left in a folder, or says what is wrong with it."""
+    """Reads the job in a `maya run` folder; raises a MayaError that says what is wrong with it."""
     folder = Path(folder)
     manifest = _read_manifest(folder)
     traces = []
@@ -236,7 +236,7 @@ def read_job(folder: str | Path) -> JobTrace:
 
 
 def gave_up(traces: list[RankTrace], exit_code: int) -> list[RankTrace]:
-    """How ranks ended is told by themselves, but for a program that ends itself with an exit code: that is known outside only."""
+    """Marks ranks as failed where the command's exit code says so: a rank that exits with a code cannot record that itself."""
     if not exit_code or any(trace.meta["ended"] in ("failed", "hung") for trace in traces):
         return traces
     ended = {"completed": "failed"}
@@ -248,17 +248,17 @@ def _read_manifest(folder: Path) -> Manifest:
     if not path.exists():
         raise MayaError(
             f"{folder} holds no finished run: it has no {MANIFEST}, which is written last.",
-            "Give the --out folder of a `maya run` that came to its end, or run it again.",
+            "Give the --out folder of a `maya run` that finished, or run it again.",
         )
     try:
         manifest = Manifest.model_validate_json(path.read_text())
     except (ValidationError, OSError, UnicodeDecodeError) as error:
-        raise MayaError(f"{path} is not a job of Maya's: {error}", "Run `maya run` again to make it anew.") from error
+        raise MayaError(f"{path} is not a Maya job: {error}", "Run `maya run` again to record it.") from error
     if manifest.version > VERSION:
         raise MayaError(
             f"{path} was written by a newer Maya (job version {manifest.version}, this one reads up to {VERSION}).",
             "Upgrade with: pip install -U maya-emulator",
         )
     if not manifest.ranks:
-        raise MayaError(f"{path} lists no ranks.", "Run `maya run` again to make it anew.")
+        raise MayaError(f"{path} lists no ranks.", "Run `maya run` again to record it.")
     return manifest

@@ -1,4 +1,4 @@
-"""Memory over the trace: its blocks, what they hold, and the peak of each device."""
+"""Memory in the course of a trace: its blocks, what they hold, and the peak of each device."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ import numpy as np
 from maya_core.trace.rank import RankTrace
 from maya_core.trace.schema import Category, EventKind, Phase
 
-# What a block holds: as the program labelled it, else by the phase that made it.
+# What a block holds: its label if it has one, otherwise a category by the phase that allocated it.
 ACTIVATIONS, TEMPORARIES = len(Category), len(Category) + 1
 CATEGORIES = (*(category.name.lower() for category in Category), "activations", "temporaries")
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Every block a device's program was given, in the order it was."""
+    """Every block that was allocated on a device, in order."""
 
     made: np.ndarray  # places in the trace's events
-    freed: np.ndarray  # the number of events, if it never was
+    freed: np.ndarray  # the number of events if it was never freed
     bytes: np.ndarray
     category: np.ndarray  # index into CATEGORIES
 
 
 @dataclass(frozen=True)
 class Share:
-    """Blocks at the peak that come from one place."""
+    """The blocks at the peak that one place of the program allocated."""
 
     module: str
     phase: Phase
-    source: str  # file:line; "" where no line of Python asked for them
+    source: str  # file:line; "" if no line of Python allocated them
     category: str
     bytes: int
     blocks: int
@@ -38,7 +38,7 @@ class Share:
 
 @dataclass(frozen=True)
 class DevicePeak:
-    """The moment of most allocated memory on a device, and the most it held from the driver."""
+    """The moment of most allocated memory on a device, and the most memory that it reserved from the driver."""
 
     device: int
     allocated_bytes: int
@@ -47,7 +47,7 @@ class DevicePeak:
     phase: Phase
     module: str
     source: str
-    step: int  # in which it falls, from 1
+    step: int  # of the peak, from 1
     shares: list[Share]  # largest first; add up to allocated_bytes
 
 
@@ -58,13 +58,13 @@ def devices_used(trace: RankTrace) -> list[int]:
 
 
 def blocks(trace: RankTrace, device: int) -> Blocks:
-    """The device's blocks. A label may come long after the block (gradients are labelled at the optimizer's step)."""
+    """The device's blocks. A label may come long after the allocation: gradients are labelled at the optimizer's step."""
     events = trace.events
     here = events["device"] == device
     made = np.flatnonzero(here & (events["kind"] == EventKind.ALLOC))
     ends = np.flatnonzero(here & (events["kind"] == EventKind.FREE))
     freed = np.full(len(made), len(events), np.int64)
-    # By address and then by time each block is followed by its end.
+    # Sorted by address and then by time, each block is followed by its end.
     owner = _latest(events["a"], made, ends)
     freed[owner[owner >= 0]] = ends[owner >= 0]
     by_phase = np.full(len(Phase), TEMPORARIES, np.uint8)
@@ -79,7 +79,7 @@ def blocks(trace: RankTrace, device: int) -> Blocks:
 
 
 def _latest(address: np.ndarray, made: np.ndarray, later: np.ndarray) -> np.ndarray:
-    """For each of these events the last block made before it at its address; -1 if there was none."""
+    """For each of these events, the last block allocated before it at its address; -1 if there is none."""
     if not len(made) or not len(later):
         return np.full(len(later), -1, np.int64)
     order = np.lexsort((made, address[made]))
@@ -101,7 +101,7 @@ def allocated(trace: RankTrace, device: int) -> np.ndarray:
 
 
 def reserved(trace: RankTrace, device: int) -> np.ndarray:
-    """Bytes the caching allocator holds from the driver after each event."""
+    """Bytes that the caching allocator has reserved from the driver after each event."""
     return _running(trace, device, EventKind.SEGMENT_ALLOC, EventKind.SEGMENT_FREE)
 
 
@@ -115,7 +115,7 @@ def _running(trace: RankTrace, device: int, more: EventKind, less: EventKind) ->
 
 
 def device_peaks(trace: RankTrace) -> list[DevicePeak]:
-    """The peak of every device that was used."""
+    """The peak of each device that was used."""
     return [_peak(trace, device) for device in devices_used(trace)]
 
 

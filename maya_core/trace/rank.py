@@ -1,4 +1,7 @@
-"""One rank's trace: a zip of numpy arrays and JSON, no pickle, written whole or not at all. docs/trace.md describes it."""
+"""One rank's trace, and its file: a zip of numpy arrays and JSON without pickle, written completely or not at all.
+
+docs/trace.md describes the format. Collating the ranks of a job is job.py's part.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from maya_core.trace.triton_kernel import TritonKernel
 
 @dataclass(frozen=True)
 class RankTrace:
-    """What a rank asked of its GPUs, in the order it asked."""
+    """The calls that a rank made to its GPUs, in order."""
 
     meta: dict[str, Any]
     events: np.ndarray  # of dtype EVENT
@@ -31,9 +34,7 @@ class RankTrace:
     communicators: list[Communicator]
     collectives: list[CollectiveCall]  # on the communicators, by number
     sites: list[Site]  # call stacks, by number
-    lines: list[str] = field(
-        default_factory=lambda: [""]
-    )  # file:line of the program that memory was allocated from, by number; 0 is none
+    lines: list[str] = field(default_factory=lambda: [""])  # file:line that allocated memory, by number; 0 is none
 
     @property
     def ops(self) -> np.ndarray:
@@ -45,10 +46,10 @@ class RankTrace:
         return int(np.count_nonzero(self.events["kind"] == EventKind.STEP_END))
 
     def step(self, number: int) -> np.ndarray:
-        """The events of step `number` (from 1): after the end of the step before, up to its own end."""
+        """The events of step `number` (from 1), up to and including its end."""
         ends = np.flatnonzero(self.events["kind"] == EventKind.STEP_END)
         if not 1 <= number <= len(ends):
-            raise IndexError(f"step {number}: the trace has {len(ends)}")
+            raise IndexError(f"step {number} is not in the trace, which has {len(ends)}")
         first = 0 if number == 1 else int(ends[number - 2]) + 1
         return self.events[first : int(ends[number - 1]) + 1]
 
@@ -100,7 +101,7 @@ def _call_from_json(row: dict[str, Any]) -> Call:
     )
 
 
-# Numbers that mostly grow by little compress well as differences.
+# Numbers that mostly grow in small steps compress well as differences.
 _AS_DIFFERENCES = ("time_ns", "a")
 
 
@@ -128,7 +129,7 @@ def _communication_from_json(rows: dict[str, Any]) -> tuple[list[Communicator], 
 
 
 def write_trace(path: Path, trace: RankTrace) -> None:
-    """Writes the trace; a file of that name is replaced only once the new one is whole."""
+    """Writes the trace. An existing file is replaced only once the new one is complete."""
     part = path.with_name(path.name + ".part")
     with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
         archive.writestr("meta.json", json.dumps({**trace.meta, "format": "maya-rank-trace", "version": VERSION}))
@@ -148,22 +149,22 @@ def write_trace(path: Path, trace: RankTrace) -> None:
 
 
 def read_trace(path: str | Path) -> RankTrace:
-    """Reads a trace file, or says what is wrong with it."""
+    """Reads a trace file; raises a MayaError that says what is wrong with it."""
     path = Path(path)
     if not path.exists():
-        raise MayaError(f"no trace at {path}.", "`maya run` writes one per rank into its --out folder.")
+        raise MayaError(f"no trace at {path}.", "`maya run` writes one for each rank into its --out folder.")
     try:
         with zipfile.ZipFile(path) as archive:
             meta = json.loads(archive.read("meta.json"))
             _check_version(path, meta)
             if meta["version"] < 6:
-                meta["without_settings"] = True  # stays, whoever writes it again
+                meta["without_settings"] = True  # kept when the trace is written again
             first = np.load(io.BytesIO(archive.read("events/kind.npy")), allow_pickle=False)
             events = np.zeros(len(first), EVENT)
             for column in EVENT.names or ():
                 values = np.load(io.BytesIO(archive.read(f"events/{column}.npy")), allow_pickle=False)
                 events[column] = np.cumsum(values) if column in _AS_DIFFERENCES else values
-            # up to version 5 calls were called signatures, and had the launches of the GPU they were recorded on
+            # Up to version 5, calls were called signatures and contained the launches of the recording GPU.
             rows = json.loads(archive.read("calls.json" if meta["version"] >= 6 else "signatures.json"))
             calls = [_call_from_json(row) for row in rows]
             modules = json.loads(archive.read("modules.json"))
@@ -175,7 +176,7 @@ def read_trace(path: str | Path) -> RankTrace:
     except (zipfile.BadZipFile, KeyError, ValueError, TypeError, EOFError, OSError) as error:
         raise MayaError(
             f"{path} is not a whole Maya trace ({error}).",
-            "It may be cut short or of another kind; run `maya run` again to make it anew.",
+            "It may be truncated, or another kind of file; run `maya run` again to record it.",
         ) from error
     return RankTrace(meta, events, calls, modules, streams, *communication, lines)
 

@@ -1,4 +1,4 @@
-"""The numbers a trace is made of. They are on disk: append, never renumber; native/trace.h mirrors them."""
+"""The numbers that a trace consists of. They are stored on disk: append, never renumber. native/trace.h has the same ones."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import enum
 
 import numpy as np
 
-# 2: collectives, of which version 1 has none; 3: lines of allocations; 4: work of the host; 5: kernels in Triton; 6: calls with
-# torch's settings, without the launches of the GPU they were recorded on
+# 2 added collectives, 3 the lines of allocations, 4 the work of the host, 5 kernels in Triton. 6 added torch's settings to calls
+# and removed the launches of the GPU on which they were recorded.
 VERSION = 6
 
 EVENT = np.dtype(
@@ -16,7 +16,7 @@ EVENT = np.dtype(
         ("a", "<i8"),
         ("b", "<i8"),
         ("subject", "<u4"),
-        ("module", "<u4"),  # index into modules; 0 is outside any
+        ("module", "<u4"),  # index into modules; 0: outside any module
         ("stream", "<u2"),  # index into streams
         ("kind", "u1"),
         ("phase", "u1"),
@@ -28,7 +28,7 @@ EVENT = np.dtype(
 
 
 class EventKind(enum.IntEnum):
-    """What happened; the comment says what `subject`, `a` and `b` hold."""
+    """What happened. The comments say what `subject`, `a` and `b` mean."""
 
     OP = 0  # subject: call
     ALLOC = 1  # subject: line of the program, a: address, b: bytes
@@ -41,8 +41,8 @@ class EventKind(enum.IntEnum):
     STREAM_SYNC = 8  # the host waits for the stream
     DEVICE_SYNC = 9  # the host waits for the device
     STEP_END = 10  # a: step, from 1
-    GRAPH_LAUNCH = 11  # subject: graph, a: how many of the next events it replays
-    OUT_OF_MEMORY = 12  # a: bytes asked for
+    GRAPH_LAUNCH = 11  # subject: graph, a: the number of following events that it replays
+    OUT_OF_MEMORY = 12  # a: bytes requested
     LABEL = 13  # subject: category of the block at address a
     COLLECTIVE = 14  # subject: call, a: sequence number on its communicator, or between two ranks, b: call site
     GROUP_BEGIN = 15  # collectives up to GROUP_END on this stream are one launch; subject: communicator
@@ -66,6 +66,6 @@ class Category(enum.IntEnum):
 
 
 # Flags.
-REPLAYED = 1  # put on the stream by a CUDA graph
+REPLAYED = 1  # launched by a CUDA graph
 ON_HOST = 2  # a collective of host tensors: no stream takes part
-TEMPORARY = 4  # memory that a kernel takes and gives back within its call
+TEMPORARY = 4  # memory that a kernel allocates and frees within its call

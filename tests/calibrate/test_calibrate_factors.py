@@ -101,7 +101,7 @@ def test_a_factor_needs_support(measurements: list[Measured], reason: str) -> No
         assert check.before_pct == check.after_pct
 
 
-def test_what_is_left_out_has_no_part_in_the_factor() -> None:
+def test_what_is_skipped_has_no_part_in_the_factor() -> None:
     clean = rows(1.2)
     order = sorted(range(len(clean)), key=lambda each: clean[each].seconds)
     spoiled = [row.model_copy() for row in clean]

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from ops.oracle_figures import kernels_called
 
-from maya_core.calibrate import cases, factors, measure
+from maya_core.calibrate import cases, measure
 from maya_core.device.emulated import EmulatedDevice
 from maya_core.errors import MayaError
 from maya_core.hardware.host_costs import KERNEL_GAP_S
 from maya_core.ops.kernel import Gemm, Kernel
+from maya_core.predictor import calibration_factors
 from maya_core.predictor.pricing import Predictor
 
 
@@ -62,7 +63,7 @@ def test_a_run_measures_and_what_it_finds_corrects(device: EmulatedDevice) -> No
     outcome = measure.run(cases.cases(quick=True), device.gpu, timer, progress=seen.append)
     assert len(seen) == len(list(cases.cases(quick=True)))
     assert outcome.slowdown == pytest.approx(1.2 / 1.1)
-    found = factors.make("mine", "h100", [], outcome.measured, [])
+    found = calibration_factors.make("mine", "h100", [], outcome.measured, [])
     assert found.factor_of["gemm", "bfloat16"].short == pytest.approx(1.2, rel=1e-3)
     row = found.measured[0]
     assert row.burst_seconds is not None and row.burst_seconds < row.seconds

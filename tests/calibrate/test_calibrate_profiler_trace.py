@@ -61,7 +61,7 @@ def test_numbers_of_the_host_lists_of_tensors_and_copies(tmp_path: Path) -> None
     }
 
 
-def test_what_runs_beside_nccl_is_left_out_and_said(tmp_path: Path) -> None:
+def test_what_runs_beside_nccl_is_skipped_and_said(tmp_path: Path) -> None:
     trace = KinetoTrace()
     for _ in range(3):
         trace.add(1024, 1024, 10.0)

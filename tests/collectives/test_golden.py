@@ -18,6 +18,8 @@ from maya_core.trace.job import read_job
 from maya_core.trace.rank import RankTrace
 from maya_core.trace.schema import EventKind
 
+pytestmark = pytest.mark.slow
+
 MAYA = str(Path(sys.executable).parent / "maya")
 ALL = tuple(range(8))
 
@@ -67,9 +69,9 @@ def test_ddp() -> None:
     # A layer's gradients, weight and bias, are more than the first bucket's 1 MiB, so each layer fills a bucket: from
     # the second step on, when buckets follow the order in which gradients arrive.
     bucket = (width * width + width) * 4
-    stream = own_stream(0, 0)  # DDP waits for futures: the communicator's own stream, the first anybody took
+    stream = own_stream(0, 0)  # DDP waits for futures, so it is the communicator's own stream, the first from the pool
     assert collectives(job.trace, 3) == [Seen("all_reduce", bucket, bucket, ALL, stream)] * layers
-    # In the first step there is one bucket, of all layers, as they fit into the 25 MiB of one.
+    # In the first step all layers are in one bucket, because they fit into its 25 MiB.
     assert collectives(job.trace, 1)[-1] == Seen("all_reduce", layers * bucket, layers * bucket, ALL, stream)
 
 
@@ -94,7 +96,7 @@ def test_fsdp2() -> None:
     gather = Seen("all_gather_into_tensor", shard, whole, ALL, own_stream(1, 1))
     scatter = Seen("reduce_scatter_tensor", whole, shard, ALL, own_stream(1, 2))
     forward = [gather] * layers
-    # Each layer's parameters were freed after its forward: the last is gathered, and while it works the one before.
+    # Each layer's parameters were freed after its forward: the last layer is gathered, and while it computes, the one before.
     backward = [gather, gather, scatter, gather, scatter, scatter]
     assert collectives(job.trace, 2) == forward + backward
 
@@ -157,8 +159,8 @@ def test_1f1b(pipeline: Path) -> None:
     assert list(job.ranks) == [0, 1, 2, 3]  # rank 0's messages lead to rank 1, and so on to the last
     for stage in range(stages - 1):
         # One forward, one backward: a stage runs ahead by as many microbatches as there are stages from it to the end.
-        # What goes one way only has a communicator for the two of them; from where an activation goes out as a gradient
-        # comes in, the two messages are one launch on the group's own.
+        # A message in one direction only uses a communicator of the two ranks; where an activation is sent while a gradient is
+        # received, both messages are one launch on the group's communicator.
         ahead = stages - stage
         pair, everyone = (stage, stage + 1), (0, 1, 2, 3)
         expected = [("send", message, pair)] * (ahead - 1)
@@ -191,4 +193,4 @@ def test_every_message_of_the_pipeline_is_matched(pipeline: Path) -> None:
     assert {meet.members for meet in messages} == {(a, b) for a in range(4) for b in (a - 1, a + 1) if 0 <= b < 4}
     assert all(meet.complete == len(meet.events) for meet in messages)
     between = sum(len(meet.events) for meet in messages if meet.members == (0, 1))
-    assert between >= 24  # 8 microbatches in each of 3 steps, and what the stages tell one another at first
+    assert between >= 24  # 8 microbatches in each of 3 steps, and the shapes that stages exchange at first

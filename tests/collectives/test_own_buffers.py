@@ -1,4 +1,4 @@
-"""Memory that DDP and FSDP take for their collectives is neither activations nor temporaries: buckets, gathered weights, gradients to be reduced."""
+"""The memory of DDP and FSDP for their collectives (buckets, gathered weights, gradients to reduce) is neither activations nor temporaries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODEL = LAYERS * LAYER
 
 
 def peak(wrap: Callable[[nn.Module], nn.Module]) -> DeviceMemory:
-    """Of a training whose activations are next to nothing."""
+    """The memory peak of a training with hardly any activations."""
     with maya_core.emulate("h100", gpus_per_node=GPUS, nodes=1) as job:
         dist.init_process_group("nccl")
         model = wrap(nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))).cuda())
@@ -38,7 +38,7 @@ def peak(wrap: Callable[[nn.Module], nn.Module]) -> DeviceMemory:
 def test_ddp(view: bool) -> None:
     held = peak(lambda model: DistributedDataParallel(model, gradient_as_bucket_view=view)).by_category_bytes
     assert held["parameters"] == held["gradients"] == MODEL
-    assert held.get("buffers", 0) == (0 if view else MODEL)  # as views of the buckets, gradients are there once
+    assert held.get("buffers", 0) == (0 if view else MODEL)  # gradients that are views of the buckets exist only once
 
 
 def sharded(model: nn.Module) -> nn.Module:
@@ -57,7 +57,7 @@ def flat(model: nn.Module) -> nn.Module:
 def test_fsdp(wrap: Callable[[nn.Module], nn.Module]) -> None:
     held = peak(wrap).by_category_bytes
     assert held["parameters"] == MODEL / GPUS
-    # Two layers' weights are gathered at a time, one of them being copied out or on its way, and a layer's gradients go to be reduced.
+    # The weights of two layers are gathered at a time, one of which is still transferred or copied, and the gradients of a layer are reduced.
     assert 2 * LAYER <= held["buffers"] <= 5 * LAYER
     # Gradients of two whole layers, as backward leaves them, and of activations.
     assert held.get("temporaries", 0) < 2.1 * LAYER

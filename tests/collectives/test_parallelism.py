@@ -1,6 +1,6 @@
-"""The parallelism people use, unmodified: the programs beside this file, and what they give one another, counted by hand.
+"""Unmodified programs with common kinds of parallelism (in programs/) communicate as counted by hand.
 
-What one rank tells is emulated here; where ranks depend on one another, `maya run` emulates those that do.
+Programs whose ranks do not depend on each other are emulated here, as one rank; for the others, `maya run` emulates the ranks that are needed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from maya_core.trace.job import JobTrace, read_job
 from maya_core.trace.rank import RankTrace
 from maya_core.trace.schema import EventKind
 
+pytestmark = pytest.mark.slow
+
 PROGRAMS = Path(__file__).parent / "programs"
 MAYA = str(Path(sys.executable).parent / "maya")
 NODES, RANKS = 2, 16
 
-Calls = dict[tuple[str, str, int], tuple[int, int]]  # op, dtype, ranks of the group: calls, bytes given by the rank
+Calls = dict[tuple[str, str, int], tuple[int, int]]  # op, dtype, ranks of the group: calls, bytes sent by the rank
 
 
 def calls(trace: RankTrace) -> Calls:
@@ -78,7 +80,7 @@ def together(folder: Path, ranks: int, *commands: str, options: tuple[str, ...] 
 STEPS = 4
 GRADIENTS = 4 * (256 * 256 + 256 + 2 * 256) + 256 * 10 + 10  # four linear layers with batch norms, and a head
 SPARE = 256 * 10 + 10  # never used
-# PowerSGD of rank 4 from the third step on: what is one-dimensional, then P and Q of five matrices
+# PowerSGD of rank 4 from the third step on: one-dimensional gradients, then P and Q of five matrices
 COMPRESSED = (4 * (256 + 2 * 256) + 10) + 4 * (4 * 256 + 10) + 4 * (4 * 256 + 256)
 
 
@@ -107,7 +109,7 @@ def test_ddp_reduces_its_gradients_once_a_step(alone, variant: str, dtype: str, 
     assert made["all_reduce", dtype, RANKS][1] - loss == sent
     if variant in ("unused", "static"):  # which parameters were used: in every step, or once and for all
         assert made["all_reduce", "Int", RANKS][0] == (STEPS if variant == "unused" else 1)
-    if variant == "zero_buckets":  # after a step, every rank has its part of the parameters to tell
+    if variant == "zero_buckets":  # after a step, every rank broadcasts its part of the parameters
         first = calls(alone("ddp.py", "plain"))["broadcast", "Float", RANKS][1]  # of the model and its buffers
         assert made["broadcast", "Float", RANKS][1] - first == STEPS * GRADIENTS * 4
 
@@ -239,9 +241,9 @@ def test_tensor_parallel_sums_activations(alone) -> None:
 
 def test_sequence_parallel_scatters_and_gathers_activations(alone) -> None:
     made = calls(alone("tensor_parallel.py", "loss"))
-    there = 1 + 2 * LAYERS  # between two parts that are split by sequence: embedding, and two in each layer
-    assert made["reduce_scatter_tensor", "Float", 8] == (3 * 2 * there, 3 * 2 * there * TOKENS * 256 * 4)
-    assert made["all_gather_into_tensor", "Float", 8] == (3 * 2 * there, 3 * 2 * there * TOKENS * 256 * 4 // 8)
+    changes = 1 + 2 * LAYERS  # between parts that are split by sequence: embedding, and two in each layer
+    assert made["reduce_scatter_tensor", "Float", 8] == (3 * 2 * changes, 3 * 2 * changes * TOKENS * 256 * 4)
+    assert made["all_gather_into_tensor", "Float", 8] == (3 * 2 * changes, 3 * 2 * changes * TOKENS * 256 * 4 // 8)
 
 
 @pytest.mark.parametrize(
@@ -290,7 +292,12 @@ def test_experts_alone_are_sent_as_much_as_they_send(alone) -> None:
 
 def test_experts_who_know_one_another_exchange_their_counts(tmp_path: Path) -> None:
     job = together(tmp_path, 4, "objects.py gloo", "expert_parallel.py names")
-    assert list(job.ranks) == [0, 1, 2, 3]  # objects bring the ranks that give them; what these send then fits together
+    assert list(job.ranks) == [
+        0,
+        1,
+        2,
+        3,
+    ]  # the exchange of objects makes Maya emulate all ranks, whose amounts then agree
     sent = [calls(trace)["all_to_all", "Float", 4][1] for trace in job.ranks.values()]
     assert sum(sent) == 4 * 3 * 4 * 256 * 2 * 128 * 4
     assert len(set(sent)) > 1
@@ -325,7 +332,7 @@ def test_only_the_ranks_of_one_pipeline_are_emulated(tmp_path: Path) -> None:
     first, last = calls(job.ranks[0]), calls(job.ranks[48])
     for op in ("send", "recv"):
         assert messages(job.ranks[0], op) == (2 * 8, 2 * 8 * 128 * 256 * 4)
-    # Two layers: forward sums 2 a layer, backward 5; the first stage has the embedding, too. Shapes are tried once.
+    # Two layers: forward has 2 sums per layer, backward 5; the first stage also has the embedding. Shapes are tried once.
     assert first["all_reduce", "Float", 4][0] == 2 * 8 * (2 * (2 + 5) + 1) + 2 * 2 + 1
     assert last["all_reduce", "Float", 4][0] == 2 * 8 * (2 * (2 + 5) + 1) + 2 * (2 + 5) + 1
     assert job.ranks[16].meta["stand_ins"] == {}
@@ -358,11 +365,11 @@ def test_a_store_key_brings_ranks_until_one_sets_it(tmp_path: Path) -> None:
 
 
 def test_a_rank_alone_does_not_make_up_objects(alone) -> None:
-    with pytest.raises(maya_core.MayaError, match="rank 3 is emulated alone, and reads objects from rank 0"):
+    with pytest.raises(maya_core.MayaError, match="rank 3 is emulated alone, but receives objects from rank 0"):
         alone("objects.py", "nccl", rank=3)
 
 
-# ---- checkpoints, and what is not emulated ----
+# ---- checkpoints, and features that are not emulated ----
 
 
 def test_checkpoints_are_not_written(alone, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,4 @@
-"""Memory and launches of ranks: what real CUDA torch 2.13 did with the same scripts (data/oracle.csv), and how long
-tensors in flight are kept."""
+"""Ranks have the memory and launches of real CUDA torch 2.13 with the same scripts (data/oracle.csv), and keep tensors in flight as long."""
 
 from __future__ import annotations
 
@@ -18,9 +17,11 @@ import maya_core
 from maya_core.trace.rank import RankTrace
 from maya_core.trace.schema import EventKind
 
+pytestmark = pytest.mark.slow
+
 MIB = 2**20
 TABLE = Path(__file__).parent / "data/oracle.csv"
-# Those that differ in kind. The accuracy script compares all there are.
+# One of each kind. The accuracy script compares all of them.
 TESTED = {
     ("ddp", "default"), ("ddp", "bucket_view"), ("ddp", "bf16_hook"),
     ("fsdp2", "default"), ("fsdp2", "bf16"), ("fsdp2", "kept"), ("fsdp2", "hybrid"), ("fsdp2", "offloaded"), ("fsdp2", "checkpointed"),
@@ -113,7 +114,7 @@ def test_a_coalesced_list_is_let_go_of_by_the_call_after_the_group(job: maya_cor
         for _ in range(3):
             dist.all_reduce(new(2))
     group.wait()
-    assert mebibytes() == 6  # the group's own work holds nothing
+    assert mebibytes() == 6  # the work of the group holds no tensors
     dist.all_reduce(new(1))
     assert mebibytes() == 0
 

@@ -1,4 +1,4 @@
-"""Shortcuts for large worlds give what torch gives."""
+"""Shortcuts for large worlds give the same results as torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NVML and nvidia-smi as programs under emulation see them."""
+"""NVML and nvidia-smi in programs under emulation."""
 
 from __future__ import annotations
 

@@ -15,12 +15,12 @@ pytestmark = pytest.mark.usefixtures("device")
 
 
 def unknown(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """A tensor on the device of whose values nothing is known: too large to be remembered, then cut."""
+    """A device tensor with unknown values: a slice of one that is too large to be remembered."""
     return torch.empty(2**21, device="cuda").to(dtype)[: torch.Size(shape).numel()].view(shape)
 
 
 def known(device: EmulatedDevice, tensor: torch.Tensor) -> list:
-    """The values the device knows, which `tolist` alone would not tell from made up ones."""
+    """The known values of a device tensor; `tolist` alone would also return made-up ones."""
     assert device.native.is_known(tensor)
     return tensor.tolist()
 
@@ -44,7 +44,7 @@ def test_a_mask_of_unknown_values_keeps_half():
     x = unknown(1000)
     assert (x > 0).nonzero().shape == (500, 1)
     assert x[x > 0].shape == (500,)
-    assert x.nonzero().shape == (1000, 1), "numbers are taken to be nonzero"
+    assert x.nonzero().shape == (1000, 1), "numbers are assumed to be nonzero"
 
 
 def test_a_large_uniform_mask_is_known():
@@ -309,7 +309,7 @@ def test_grouped_mm_pads_rows_to_16_bytes(dtype):
         torch._grouped_mm(tokens, torch.randn(4, 16, 5, device="cuda", dtype=dtype), offs=ends)
 
 
-# ---- what has no rule ----
+# ---- ops without a rule ----
 def test_an_op_without_rule_says_how_to_add_one():
     with pytest.raises(NotImplementedError, match=r"Maya has no rule for aten::_cslt_compress.*@maya_core\.ops\.rule"):
         torch._cslt_compress(torch.randn(8, 8, device="cuda", dtype=torch.half))

@@ -1,4 +1,4 @@
-"""What Python sees of the emulated GPU: torch.cuda, torch.accelerator, streams, events, graphs, generators; and that it all goes away."""
+"""The emulated GPU in Python: torch.cuda, torch.accelerator, streams, events, graphs and generators. All of it is removed again."""
 
 from __future__ import annotations
 
@@ -48,9 +48,8 @@ def test_the_process_trains_on_the_cpu_before_during_and_after() -> None:
     before = train_on_cpu()
     with maya_core.emulate("a100", gpus_per_node=4):
         during = train_on_cpu()
-        torch.randn(
-            4, requires_grad=True, device="cuda:3"
-        ).sum().backward()  # needs engine threads made after the first backward
+        # Needs engine threads that are started after the first backward.
+        torch.randn(4, requires_grad=True, device="cuda:3").sum().backward()
     assert before == during == train_on_cpu()
 
 

@@ -1,4 +1,4 @@
-"""Value shadows: what the host knows of device data, and what it may assume of the rest."""
+"""Value shadows: what the host knows about device data, and what it assumes about the rest."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_unknown_indices_along_any_dimension(device: EmulatedDevice, shape: tupl
 
 @pytest.mark.parametrize("gpu", ["a100", "h100"])
 def test_llama_with_sdpa_takes_flash_attention(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers asks `.all()` of the mask on the device; a wrong answer leads to efficient attention."""
+    """transformers calls `.all()` on the mask on the device; a wrong result leads to memory-efficient attention."""
     monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
     with maya_core.emulate(gpu) as job:
         _, loss = llama("sdpa")
@@ -87,7 +87,7 @@ def test_llama_with_sdpa_takes_flash_attention(gpu: str, monkeypatch: pytest.Mon
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_random_programs_on_small_tensors_give_the_cpus_values(data: st.DataObject) -> None:
-    """Whatever is done to known tensors, in place or not, through views or not: the device says what the CPU says."""
+    """Whatever is done to known tensors, in place or not, through views or not, the device has the same values as the CPU."""
     with maya_core.emulate("h100"):
         start = torch.tensor(data.draw(st.lists(st.integers(-5, 5), min_size=12, max_size=12))).view(3, 4)
         cpu, gpu = start.clone(), start.cuda()

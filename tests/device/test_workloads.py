@@ -1,4 +1,4 @@
-"""Small training runs whose peaks and kernel counts real CUDA torch 2.13 gave over a fake runtime (data/oracle_more.csv)."""
+"""Small training runs have the peaks and kernel counts of real CUDA torch 2.13 over a fake runtime (data/oracle_more.csv)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 FIGURES = list(csv.DictReader((HERE / "data/oracle_more.csv").open()))
 
-# A process of its own, as the figures are of one: peaks depend on everything the process allocated before.
+# Runs in its own process, as the figures were measured: peaks depend on everything that the process allocated before.
 RUN = """
 import json, runpy, sys
 import numpy as np

@@ -1,4 +1,4 @@
-"""A catalog that no file of the developer's own reaches, and a way to give it one."""
+"""Isolates the catalog from the developer's own hardware file, and provides a way to set one."""
 
 from __future__ import annotations
 

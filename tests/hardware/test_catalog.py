@@ -1,4 +1,4 @@
-"""The catalog as shipped: complete, sourced, consistent with itself, and right where it is known to be easy to get wrong."""
+"""The shipped catalog is complete, has sources, is consistent, and is right where mistakes are easy."""
 
 from __future__ import annotations
 

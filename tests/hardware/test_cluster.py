@@ -1,4 +1,4 @@
-"""A cluster in a user's words, as the numbers collectives and cost are priced from."""
+"""A user's description of a cluster gives the numbers from which collectives and cost are predicted."""
 
 from __future__ import annotations
 

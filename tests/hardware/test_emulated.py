@@ -1,4 +1,4 @@
-"""Every GPU of the catalog can be trained on, and looks to a program as the catalog says."""
+"""Every GPU of the catalog can run training, and has the properties of the catalog in the program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's own file: what it can do, where it is looked for, and what is said when it is wrong."""
+"""The user's own hardware file: what it can change, where it is found, and the messages for mistakes in it."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_a_node_priced_by_the_user(own: Own) -> None:
         (
             "[gpus.h100-sxm]\nsms = 100\n",
             "hardware.toml: gpus.h100-sxm: 'h100-sxm' is another name of 'h100'.",
-            "Write [gpus.h100] to change that entry, or take another name.",
+            "Write [gpus.h100] to change that entry, or choose another name.",
         ),
         ("[gpu.x]\nsms = 5\n", "hardware.toml: unknown section 'gpu'.", "Did you mean 'gpus'?"),
         ("gpus = 5\n", "hardware.toml: 'gpus' has entries of the wrong form.", "Write each as [gpus.NAME]."),
@@ -217,7 +217,7 @@ def test_a_node_priced_by_the_user(own: Own) -> None:
         ),
         (
             '[[prices]]\nprovider = "ours"\nusd_per_hour = 2\n',
-            "hardware.toml: price 1: a price is of a `node` or of a `gpu`: give one of them.",
+            "hardware.toml: price 1: a price is for a `node` or for a `gpu`: give one of them.",
             "",
         ),
         ('[[prices]]\ngpu = "h100"\nprovider = "ours"\n', "hardware.toml: price 1: usd_per_hour is missing.", ""),
@@ -253,7 +253,7 @@ def test_a_syntax_error_names_its_line(own: Own) -> None:
 
 def test_a_file_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MAYA_HARDWARE", str(tmp_path / "no.toml"))
-    with pytest.raises(MayaError, match=r"the hardware file .*no.toml is not there"):
+    with pytest.raises(MayaError, match=r"the hardware file .*no.toml does not exist"):
         gpus()
 
 

@@ -1,4 +1,4 @@
-"""`maya gpus`, and how a file of the user's own reaches programs that `maya run` starts."""
+"""`maya gpus`, and the user's own hardware file in programs that `maya run` starts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+pytestmark = pytest.mark.slow
 
 MAYA = str(Path(sys.executable).parent / "maya")
 OWN = '[gpus.my-h100]\nbase = "h100"\npower_limit_w = 500\nmemory_bytes = "70GiB"\ndriver_name = "Mine"\n'

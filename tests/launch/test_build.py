@@ -12,6 +12,8 @@ import pytest
 import maya_core
 from maya_core.device import build
 
+pytestmark = pytest.mark.slow
+
 BUILD = """
 import ctypes
 from pathlib import Path

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from maya_here import refused
 
+pytestmark = pytest.mark.slow
+
 MAYA = str(Path(sys.executable).parent / "maya")
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "train_gpt.py")
 SMALL = ["--layers", "2", "--width", "128", "--heads", "4", "--context", "64"]

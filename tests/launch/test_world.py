@@ -18,6 +18,8 @@ from maya_core.launch import torchrun
 from maya_core.launch.world import World
 from maya_core.trace.job import read_job
 
+pytestmark = pytest.mark.slow
+
 MAYA = str(Path(sys.executable).parent / "maya")
 
 BEGIN = """

@@ -1,4 +1,4 @@
-"""Calls of single ops, the same on real CUDA PyTorch and on the emulated device. Each makes its inputs, then returns the call."""
+"""Calls of single ops for real CUDA PyTorch and the emulated device. Each case makes its inputs, then returns the call."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def case(make: Case) -> Case:
 
 
 def simple(name: str, op: Callable[..., object], *inputs: Callable[[], object]) -> None:
-    """A case whose inputs are made by themselves, one after the other."""
+    """A case whose inputs are made one after the other."""
 
     def make() -> Callable[[], object]:
         made = [build() for build in inputs]
@@ -39,7 +39,7 @@ def simple(name: str, op: Callable[..., object], *inputs: Callable[[], object]) 
 
 
 def gradient(name: str, op: Callable[..., torch.Tensor], *inputs: Callable[[], object]) -> None:
-    """A case that is the backward pass of `op` alone, given the gradient of its result."""
+    """A case that consists of the backward pass of `op`, given the gradient of its result."""
 
     def make() -> Callable[[], object]:
         made = [build() for build in inputs]
@@ -110,7 +110,7 @@ simple("stack", lambda a, b: torch.stack([a, b]), rows, rows)
 simple("flip", lambda a: a.flip(0), rows)
 simple("roll", lambda a: a.roll(3, 0), rows)
 
-# ---- made of nothing ----
+# ---- fills ----
 simple("zeros", lambda: x(4096, 1024))
 simple("fill", lambda a: a.fill_(3.0), rows)
 simple("zero", lambda a: a.zero_(), rows)
@@ -135,7 +135,7 @@ simple("norm", torch.linalg.vector_norm, rows)
 simple("var", torch.var, rows)
 simple("all", lambda a: a.all(), lambda: x(4096, 1024, dtype=torch.bool))
 
-# ---- rows ----
+# ---- softmax and normalization ----
 simple("softmax", lambda a: a.softmax(-1), rows)
 simple("softmax_long", lambda a: a.softmax(-1), lambda: x(512, 50000))
 simple("softmax_first", lambda a: a.softmax(0), rows)
@@ -232,7 +232,7 @@ simple(
     lambda: x(20000, 1024),
 )
 
-# ---- orders ----
+# ---- sorting ----
 simple("sort_short", lambda a: a.sort(-1), lambda: x(512, 1000))
 simple("sort_long", lambda a: a.sort(-1), lambda: x(100_000))
 simple("sort_segments", lambda a: a.sort(-1), tall)
@@ -303,7 +303,7 @@ gradient("upsample_nearest_backward", lambda a: F.interpolate(a, scale_factor=2)
 simple("upsample_bilinear", lambda a: F.interpolate(a, scale_factor=2, mode="bilinear"), image)
 gradient("upsample_bilinear_backward", lambda a: F.interpolate(a, scale_factor=2, mode="bilinear"), image)
 
-# ---- the host reads ----
+# ---- reads by the host ----
 simple("item", lambda a: a.item(), lambda: x())
 simple(
     "masked_select",

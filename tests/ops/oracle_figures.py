@@ -1,7 +1,7 @@
-"""What real CUDA PyTorch launches for each op case, beside what the predictor takes it to launch.
+"""Compares what real CUDA PyTorch launches for each op case with what Maya plans for it.
 
-A figure is one launch: its case, place, kind (kernel, gemm, copy, memset), the kernel's name, threads, bytes, and m, n, k
-and batch of a product, column-major as cuBLAS is asked.
+A figure is one launch: its case, place, kind (kernel, gemm, copy, memset), the kernel's name, threads, bytes, and m, n, k and batch of a product,
+which are column-major as in the call of cuBLAS.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Figure(NamedTuple):
     batch: int = 0
 
 
-# Part of a kernel's name: the patterns it may be taken for.
+# A part of a kernel's name, and the patterns that it may have.
 PATTERNS: list[tuple[str, set[str]]] = [
     ("elementwise_kernel_with_index", {"fill"}),
     ("distribution_elementwise", {"random"}),
@@ -115,7 +115,7 @@ PATTERNS: list[tuple[str, set[str]]] = [
 
 
 def short_name(mangled: str) -> str:
-    """The function's own name out of a mangled one."""
+    """The name of the function in a mangled name."""
     if not mangled.startswith("_Z"):
         return mangled
     at, names = 2 + (mangled[2] == "N"), []
@@ -127,7 +127,7 @@ def short_name(mangled: str) -> str:
 
 
 def parse(lines: Iterable[str], cases: list[str]) -> list[Figure]:
-    """Figures of an oracle's trace in which every case lies between two device synchronizations of its own."""
+    """Reads the figures of an oracle's trace, in which each case is between two device synchronizations."""
     parts: list[list[str]] = [[]]
     for line in lines:
         if line.startswith("S,cudaDeviceSynchronize"):
@@ -170,7 +170,7 @@ def write(path: Path, figures: list[Figure]) -> None:
 
 
 def read(path: Path) -> dict[str, list[Figure]]:
-    """By case, in order."""
+    """The figures of each case, in order."""
     found: dict[str, list[Figure]] = {}
     with path.open() as file:
         for row in csv.DictReader(file):
@@ -181,7 +181,7 @@ def read(path: Path) -> dict[str, list[Figure]]:
 
 
 def emulated_kernels(device: EmulatedDevice, case: str) -> list[Kernel]:
-    """What the predictor takes the case to launch, from the trace of the emulated device."""
+    """The kernels of the case, from the trace of the emulated device."""
     return kernels_called(device, CASES[case]())
 
 
@@ -197,7 +197,7 @@ def kernels_called(device: EmulatedDevice, call: Callable[[], object]) -> list[K
 
 
 def disagreement(expected: list[Figure], found: list[Kernel]) -> str | None:
-    """The first thing that differs between what was launched and what the predictor says, or None."""
+    """The first difference between what was launched and what is planned, or None."""
     if len(expected) != len(found):
         return f"{len(expected)} launches, predicted {len(found)}: {[k.model for k in found]}"
     for figure, kernel in zip(expected, found, strict=True):

@@ -1,4 +1,4 @@
-"""Which attention kernel runs is decided in C++ while a program runs, and in Python for a recorded call on another GPU: the two agree."""
+"""C++ decides which attention kernel runs in a program, and Python decides it for a recorded call on another GPU. Both decide the same."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DTYPES = {"Half": torch.float16, "BFloat16": torch.bfloat16, "Float": torch.floa
 
 
 def cases() -> Iterator[tuple[tuple[torch.Tensor, ...], torch.Tensor | None, float, bool, bool]]:
-    """Queries, keys and values with a mask, dropout, causality, and key heads that are shared."""
+    """Queries, keys and values with a mask, dropout, causality, and shared key heads."""
     for dtype, (head, value_head), (heads, kv_heads), (queries, keys) in itertools.product(
         DTYPES.values(), HEADS, ((8, 8), (8, 2)), ((128, 128), (1, 128), (64, 128), (128, 1))
     ):

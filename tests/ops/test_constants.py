@@ -1,4 +1,4 @@
-"""Numbers that are written down twice, in Python and in the native device."""
+"""Numbers that exist both in Python and in the native device are the same."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def numbers(python: type[enum.IntEnum] | type[enum.Enum]) -> dict[str, int]:
 
 
 def native_enum(name: str) -> dict[str, int]:
-    """Of trace.h, by name in CamelCase."""
+    """An enum of trace.h, by name in CamelCase."""
     [body] = re.findall(rf"enum class {name} : uint8_t {{(.*?)}};", CODE, re.DOTALL)
     return {each: int(number) for each, number in re.findall(r"(\w+) = (\d+)", body)}
 

@@ -1,4 +1,4 @@
-"""Ops of one name in two namespaces are two ops, and what nobody knows is said to be unknown."""
+"""Ops with the same name in two namespaces are different ops, and ops without a description are unknown."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def product(op: str) -> Call:
 
 @pytest.fixture
 def of_the_program() -> Iterator[None]:
-    """Ops that the test describes are forgotten after it."""
+    """Removes the ops that a test describes."""
     plans, formulas = dict(PLANS), dict(FORMULAS)
     yield
     PLANS.clear()
@@ -56,7 +56,7 @@ def test_an_unknown_kernel_is_a_bound() -> None:
 
 
 def test_amax_of_transformer_engine_is_not_atens() -> None:
-    """The one reduces to a single number by its own kernel whatever the arguments are called; ATen's goes by dimension."""
+    """Transformer Engine's reduces to a single number with its own kernel, whatever its arguments are called; ATen's reduces dimensions."""
     source = t(4096, 1024, dtype="BFloat16")
     engines = Call("transformer_engine::amax", ["input"], [source], [t(1)])
     atens = Call("aten::amax", ["self", "dim", "keepdim"], [source, [-1], False], [t(4096, dtype="BFloat16")])
@@ -109,7 +109,7 @@ def test_other_errors_of_a_rule_are_not_hidden(of_the_program: None) -> None:
 
 
 def test_kernels_that_the_author_planned_are_those_of_the_trace() -> None:
-    """Who prices the trace later does not have the program's own rule: the call carries what that said."""
+    """A trace may be priced without the program's own rule, so the call contains the kernels that it planned."""
     planned: list[Kernel] = [Gemm("float32", 1, 64, 16, 32, 0), Streaming("elementwise", 4096, 4096, 1024)]
     call = product("mylib::mm")
     call.kernels.extend(json.loads(json.dumps([to_json(kernel) for kernel in planned])))

@@ -1,8 +1,7 @@
-"""From calls to kernels: as many as launched, of the right pattern and size; against figures of real CUDA torch 2.13 over a fake runtime."""
+"""Calls give the kernels that real CUDA torch 2.13 launches over a fake runtime: their number, patterns and sizes."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 from ops import oracle_figures
 from ops.op_cases import CASES
+from python_calls import python_calls
 
 from maya_core.device.emulated import EmulatedDevice
 from maya_core.hardware.catalog import find_gpu
@@ -78,14 +78,14 @@ def test_every_call_of_a_training_step_is_described(device: EmulatedDevice) -> N
     assert undescribed == set()
 
 
-def test_a_call_takes_microseconds(device: EmulatedDevice) -> None:
+def test_planning_a_call_is_little_work(device: EmulatedDevice) -> None:
+    """A trace has thousands of distinct calls, and planning each takes about 12 us."""
     for make in CASES.values():
         make()()
-    calls, platform = device.planner.calls * 4, device.planner.platform
-    start = time.perf_counter()
-    for call in calls:
-        kernels_of(call, platform)
-    assert (time.perf_counter() - start) / len(calls) < 100e-6  # about 12 us alone
+    calls, platform = device.planner.calls, device.planner.platform
+    counts = [python_calls(lambda call=call: kernels_of(call, platform)) for call in calls]
+    assert sum(counts) / len(calls) < 100  # 75 now
+    assert max(counts) < 500
 
 
 # ---- bytes ----
@@ -279,7 +279,7 @@ def test_an_op_nobody_described_moves_its_bytes_in_one_kernel() -> None:
 
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_the_state_says_which_dimension_of_a_recurrent_input_is_the_batch(batch_first: bool) -> None:
-    """cuDNN is handed steps first, whatever the layer was told."""
+    """cuDNN gets the steps as the first dimension, whatever `batch_first` is."""
     source, state = (Tensor("Half", sizes, packed(sizes), "cuda") for sizes in ((20, 64, 512), (2, 64, 256)))
     names = ["input", "hx", "mode", "hidden_size", "num_layers", "batch_first", "bidirectional", "batch_sizes"]
     arguments = [source, state, 2, 256, 2, batch_first, False, []]

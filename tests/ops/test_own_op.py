@@ -1,4 +1,4 @@
-"""The example of docs/extending.md: an op of a program's own, with its shape, kernels and time, in one short file."""
+"""The example of docs/extending.md: a program describes its own op, with shape, kernels and duration, in one short file."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from maya_core.hardware.catalog import find_gpu
 from maya_core.ops.kernel import Streaming
 from maya_core.predictor.pricing import Predictor
 from maya_core.trace.rank import read_trace
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples/own_op.py"
@@ -46,4 +48,4 @@ def test_it_is_priced_as_described(tmp_path: Path, gpu: str, timed: float) -> No
     assert row["family"] == "timed"
     assert prediction["unknown_ops"] == []
     [call] = [call for call in read_trace(tmp_path / gpu / "rank-00000.trace").calls if call.op == "mylib::route"]
-    assert call.flops == 2 * 4096 * 128 * 8  # which another process does not know how to count
+    assert call.flops == 2 * 4096 * 128 * 8  # which another process cannot compute

@@ -68,7 +68,7 @@ def test_a_copy_between_equal_layouts_is_one_memcpy() -> None:
             t(8, 2048, dtype="Long"),
             2,
             [262144],
-        ),  # in parts, which hand on what they have
+        ),  # in parts, each of which continues with the result of the one before
         (
             "sum.dim_IntList",
             t(8, 2048, 70000, dtype="BFloat16"),
@@ -96,7 +96,7 @@ def test_a_bias_row_costs_no_kernel_and_another_does() -> None:
 
 
 def test_products_into_a_tensor_that_is_given() -> None:
-    """As compiled code has them. What real CUDA torch launches for these."""
+    """Compiled code calls these. The numbers are those of real CUDA torch."""
     x, w, bias = t(64, 32), t(32, 48), t(48)
     apart = t(64, 48, strides=(96, 2))
     assert len(work("mm.out", [t(64, 48)], self=x, mat2=w, out=t(64, 48)).kernels) == 1

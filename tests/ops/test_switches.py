@@ -1,4 +1,4 @@
-"""Switches of torch travel with a call, and decide which kernel it is."""
+"""Calls contain torch's switches, which decide the kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program reads that times its GPU: the predictor's time and the host model's, not the emulator's own speed."""
+"""A program that times its GPU reads predicted time, from the predictor and the host model, not the speed of the emulator."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ADD = Streaming("elementwise", 2 * 4 * 1024, 4 * 1024, 1024)
 
 
 def alone(device: EmulatedDevice, kernel: Kernel) -> float:
-    """Seconds of one kernel in a queue: itself and the gap before the next."""
+    """The seconds of one kernel in a queue, with the gap before the next one."""
     return float(Predictor(device.gpu).kernels([kernel]).seconds[0]) + KERNEL_GAP_S
 
 
 def timed(run: Callable[[], object]) -> float:
-    """Seconds between two events around it."""
+    """The seconds between two events before and after `run`."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     run()
@@ -120,7 +120,7 @@ def test_a_host_that_waits_falls_behind(device: EmulatedDevice, wait: Callable[[
 def test_a_replayed_graph_takes_its_kernels_time(device: EmulatedDevice) -> None:
     a, x = square(), torch.empty(1024, device="cuda")
     graph, tiny = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-    device.native.start_recording()  # what a graph replays is what was recorded of its capture
+    device.native.start_recording()  # a graph replays what was recorded during its capture
     with torch.cuda.graph(graph):
         for _ in range(10):
             a @ a
@@ -159,7 +159,7 @@ def test_a_program_that_times_nothing_prices_nothing(device: EmulatedDevice) -> 
 
 
 def test_time_is_the_same_however_slow_the_emulator_is(device: EmulatedDevice) -> None:
-    """The first run plans and prices every call, the second knows them."""
+    """The first run plans and prices every call; the second run has them cached."""
     a, x = square(), torch.empty(1024, device="cuda")
 
     def step() -> None:

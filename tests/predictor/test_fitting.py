@@ -1,4 +1,4 @@
-"""Fits on made-up measurements whose truth is known: what went in comes out, held-out rows and sizes beyond the data too."""
+"""Fits to made-up measurements find the known truth, for held-out rows and for sizes beyond the data, too."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ from maya_core.predictor.gemm_time import FittedGemm
 from maya_core.predictor.lattice import Axis, Lattice, Surface, knot_sizes
 from maya_core.predictor.profile import SHIPPED, find_profile, read_profile, shipped
 
+pytestmark = pytest.mark.slow
+
 H100 = find_gpu("h100")
 
 
 def made_up(factor: float = 1.0, noise: float = 0.02, seed: int = 0) -> GemmRows:
-    """Products of a GPU whose truth is a structure unlike the one the fit starts from, timed with some noise."""
+    """Products of a GPU with a structure unlike the starting values of the fit, timed with some noise."""
     random = np.random.default_rng(seed)
     truth = START.model_copy(
         update={
@@ -95,7 +97,7 @@ def test_a_relatives_model_is_scaled_to_a_few_rows():
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.lists(st.floats(-1, 1), min_size=12, max_size=12), st.floats(0.0, 1.0))
 def test_whatever_the_data_say_doubling_is_never_faster(residuals, slope):
-    """Structure rises by `slope` an octave; the data would have it fall."""
+    """Structure rises by `slope` in each octave, while the data may fall."""
     axes = [Axis(0, 11)]
     sizes = [2.0 ** np.arange(12)]
 

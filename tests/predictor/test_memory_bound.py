@@ -1,4 +1,4 @@
-"""How long memory-bound kernels and copies take: figures that were measured, and what must hold at any size."""
+"""Durations of memory-bound kernels and copies: measured figures, and properties that hold at any size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real run's trace, priced: `maya run`, then `maya kernels` on what it left."""
+"""Durations of a real run's trace: `maya run`, then `maya kernels` on its folder."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from maya_core.predictor.pricing import Predictor, durations_of
 from maya_core.report.kernel_table import entries, shares
 from maya_core.trace.job import JobTrace, read_job
 from maya_core.trace.schema import EventKind
+
+pytestmark = pytest.mark.slow
 
 MAYA = [str(Path(sys.executable).with_name("maya"))]
 SCRIPT = """
@@ -67,7 +69,9 @@ def test_a_step_takes_what_its_products_must_take_and_a_collective_what_nvlink_a
     nbytes = 2 * (1024 * 4096 * 2 + 3 * 4096 + 1024)
     assert 30e9 < 2 * 7 / 8 * nbytes / sum(entry.total for entry in gradients) < 300e9  # bus bandwidth
     assert max(gradients, key=lambda entry: entry.total).provenance is Provenance.INTERPOLATED
-    assert sum(shares(found).values()) == pytest.approx(1)
+    known = shares(found)
+    assert known[Provenance.MEASURED] == known[Provenance.BOUND] == 0
+    assert known[Provenance.INTERPOLATED] > 0.5
 
 
 def test_a_faster_gpu_is_faster_and_says_where_its_figures_come_from(job: JobTrace):

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 MAYA = str(Path(sys.executable).with_name("maya"))
 SCRIPT = """
 import os, sys, torch, torch.distributed as dist

@@ -23,6 +23,8 @@ from maya_core.report.html import page, write_page
 from maya_core.report.page import timeline_chart as timeline_data
 from maya_core.report.prediction import Prediction
 
+pytestmark = pytest.mark.slow
+
 INSTALL = "apt-get install -y chromium chromium-driver; pip install selenium"
 QUIET = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",

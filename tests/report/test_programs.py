@@ -14,6 +14,8 @@ import maya_core
 from maya_core.launch.run import without_secrets
 from maya_core.report.prediction import Prediction
 
+pytestmark = pytest.mark.slow
+
 VOCABULARY, CONTEXT, BATCH = 256, 32, 4
 
 

@@ -18,6 +18,8 @@ from maya_core.report.prediction_file import read_prediction
 from maya_core.search import gate
 from maya_core.search.trial import outcome_of
 
+pytestmark = pytest.mark.slow
+
 MAYA = str(Path(sys.executable).parent / "maya")
 runner = CliRunner()
 

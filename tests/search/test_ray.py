@@ -14,6 +14,8 @@ from search_here import job, search
 
 from maya_core.search.executors import LocalExecutor, RayExecutor
 
+pytestmark = pytest.mark.slow
+
 ray = pytest.importorskip("ray")
 
 

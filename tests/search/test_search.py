@@ -31,6 +31,8 @@ from maya_core.search.recipe import read_recipe
 from maya_core.search.study import SKIPPED, Goal, Search
 from maya_core.search.trial import Outcome, Task, close_worker, run_task, task_of
 
+pytestmark = pytest.mark.slow
+
 MAYA = str(Path(sys.executable).parent / "maya")
 
 

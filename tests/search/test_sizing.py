@@ -18,6 +18,8 @@ from maya_core.search.recipe import Program, read_recipe
 from maya_core.search.shipped import find_recipe
 from maya_core.search.sizing import sized
 
+pytestmark = pytest.mark.slow
+
 MAYA = str(Path(sys.executable).parent / "maya")
 
 RANKS = """

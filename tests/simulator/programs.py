@@ -1,4 +1,4 @@
-"""Ranks written by hand: what their hosts ask for, and how long each thing takes."""
+"""Ranks written by hand: what their hosts issue, and how long each item takes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LARGE = 1 << 24  # elements of messages that wait for their receiver
 
 
 class Rank:
-    """Written in the order the host issues. Times are in milliseconds; streams are numbered from 0, the default one."""
+    """A rank's items in the order in which the host issues them. Times are in milliseconds; stream 0 is the default one."""
 
     def __init__(self, rank: int = 0, world: int = 1, streams: int = 4) -> None:
         self.rank, self.world, self.streams = rank, world, streams
@@ -43,12 +43,12 @@ class Rank:
         self.rows.append({"kind": kind, "stream": stream, "time_ns": self.clock_ns, **values})
 
     def host(self, milliseconds: float) -> Rank:
-        """The host is busy for so long before what comes next."""
+        """The host is busy for this time before the next item."""
         self.clock_ns += round(milliseconds * 1e6)
         return self
 
     def host_work(self, gigabytes: float) -> Rank:
-        """The host computes, through so much memory."""
+        """The host computes, and reads and writes this much memory."""
         self._row(EventKind.HOST_WORK, a=round(gigabytes * 1e9))
         return self
 
@@ -143,7 +143,7 @@ class Rank:
 
 
 def play(*ranks: Rank, host: Host = Host.MEASURED, machine: Cluster | None = None) -> Timeline:
-    """Hosts cost what `Rank.host` says and nothing else, unless they are modelled."""
+    """Simulates the ranks. Hosts take the time of `Rank.host` and nothing else, unless they are modelled."""
     job = collate([rank.trace() for rank in ranks])
     world = ranks[0].world
     machine = machine or cluster("a100", min(8, world), -(-world // 8))
@@ -151,7 +151,7 @@ def play(*ranks: Rank, host: Host = Host.MEASURED, machine: Cluster | None = Non
 
 
 def ends(timeline: RankTimeline) -> list[float]:
-    """When what runs on the device was over, in milliseconds."""
+    """When the items on the device were over, in milliseconds."""
     return (timeline.over[timeline.on_device()] / MS).round(6).tolist()
 
 

@@ -1,4 +1,4 @@
-"""Timelines worked out by hand."""
+"""The simulator gives timelines that were worked out by hand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from programs import LARGE, MS, REPLAY, Rank, ends, play, starts
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import find_gpu
 from maya_core.hardware.cluster import cluster
-from maya_core.hardware.host_costs import CALL_S, DISPATCH_S, KERNEL_GAP_S, LAUNCH_S, Host
+from maya_core.hardware.host_costs import CALL_S, DISPATCH_S, LAUNCH_S, Host
 from maya_core.report.analysis import Analysis
 from maya_core.report.breakdown import rank_time
 from maya_core.request import PredictionOptions
@@ -20,7 +20,7 @@ from maya_core.trace.schema import EventKind, Phase
 
 
 def times_of(*ranks: Rank, host: Host = Host.MEASURED):
-    """Where each rank's step goes."""
+    """The analysis, and the time of each rank's step by kind."""
     timeline = play(*ranks, host=host)
     job = collate([rank.trace() for rank in ranks])
     machine = cluster("a100", min(8, ranks[0].world), -(-ranks[0].world // 8))
@@ -36,7 +36,7 @@ def test_work_on_one_stream_follows_on() -> None:
 
 
 def test_two_streams_with_an_event() -> None:
-    """B waits for A's event. C is beside B: each has half of the GPU until C is done."""
+    """B waits for A's event. C runs beside B, and each has half of the GPU until C is done."""
     rank = Rank().compute(10).record(7).wait(7, stream=1).compute(5, stream=1).compute(4, stream=0)
     timeline = play(rank).ranks[0]
     assert starts(timeline) == [0, 10, 10]
@@ -44,7 +44,7 @@ def test_two_streams_with_an_event() -> None:
 
 
 def test_an_event_recorded_again_is_another() -> None:
-    """The wait is for the first version: it does not wait for the second, though the handle is the same."""
+    """The wait is for the first version, and not for the second, though the handle is the same."""
     rank = Rank().compute(2).record(7, 1).compute(50).record(7, 2).wait(7, 1, stream=1).copy_in(1, stream=1)
     assert starts(play(rank).ranks[0]) == [0, 2, 2]
 
@@ -79,7 +79,7 @@ def test_copies_in_one_direction_take_turns() -> None:
 
 # ---- communication and compute ----
 def backward(overlapped: bool) -> Rank:
-    """Two layers' backward; the first one's gradients are reduced meanwhile, or after both."""
+    """The backward of two layers; the gradients of the first are reduced at the same time, or after both."""
     rank = Rank(world=8).compute(10).record(1)
     if not overlapped:
         rank.compute(10).record(1, 2).wait(1, 2, stream=1)
@@ -144,7 +144,7 @@ def test_a_large_message_waits_for_its_receiver_and_a_small_one_leaves() -> None
 
 
 def test_messages_of_a_group_go_both_ways_at_once() -> None:
-    """Each rank's first message meets the other's second: one after the other they would wait for ever."""
+    """Each rank's first message meets the other's second: one after the other, they would wait forever."""
 
     def one(rank: int) -> Rank:
         other = 1 - rank
@@ -154,12 +154,12 @@ def test_messages_of_a_group_go_both_ways_at_once() -> None:
     timeline = play(one(0), one(1))
     assert len(timeline.ranks[0].on_device()) == 1  # one launch
     assert ends(timeline.ranks[0]) == ends(timeline.ranks[1])
-    with pytest.raises(MayaError, match="comes to a stop"):
+    with pytest.raises(MayaError, match="the job hangs"):
         play(Rank(0, 2).send(1, 3).receive(1, 3), Rank(1, 2).send(0, 3).receive(0, 3))
 
 
 def pipeline(stage: int, stages: int, batches: int, forward: float, back: float) -> Rank:
-    """One stage of 1F1B: messages cost nothing, so that all that is lost is the bubble."""
+    """One stage of 1F1B. Messages cost nothing, so that only the bubble is lost."""
     rank = Rank(stage, stages)
 
     def go(milliseconds: float, source: int, to: int) -> None:
@@ -229,7 +229,7 @@ def test_backward_and_a_graph_cost_the_host_less() -> None:
 
 @pytest.mark.parametrize("host", Host)
 def test_an_optimizer_on_the_host_takes_its_share_of_the_nodes_memory(host: Host) -> None:
-    """28 bytes a parameter in 0.25 ns, for the whole node: 112 GB/s, of which a rank of eight has 14."""
+    """28 bytes per parameter in 0.25 ns for the whole node are 112 GB/s, of which each of eight ranks has 14."""
     timeline = play(Rank().compute(5).host_work(1.4).compute(1), host=host).ranks[0]
     assert starts(timeline)[-1] - starts(timeline)[0] == pytest.approx(100, abs=0.05)
 
@@ -270,7 +270,6 @@ def test_a_steps_parts_add_up() -> None:
     parts = (time.compute_s, time.exposed_communication_s, time.waiting_s, time.copy_s, time.host_s)
     assert sum(parts) == pytest.approx(time.step_time_s)
     assert parts == pytest.approx((5 * MS, 5 * MS, 0, 3 * MS, 2 * MS), abs=1e-9)
-    assert KERNEL_GAP_S < 1e-5
 
 
 def test_the_host_waits_where_a_stream_has_taken_all_it_can() -> None:
@@ -297,7 +296,7 @@ def test_a_group_costs_its_host_one_launch() -> None:
 
 
 def test_waiting_for_one_communicator_does_not_hold_up_another() -> None:
-    """Of four calls the second and fourth are on Y: the fourth does not wait for the third, which waits for X."""
+    """The second and fourth of four calls are on Y; the fourth does not wait for the third, which waits for X."""
     rank = Rank(world=8)
     for milliseconds, stream, group in ((50, 1, "X"), (1, 2, "Y"), (1, 2, "X"), (1, 3, "Y")):
         rank.collective(milliseconds, stream=stream, group=group, op="all_gather")

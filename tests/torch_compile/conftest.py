@@ -1,4 +1,4 @@
-"""Compiled code of the tests goes to a folder of their own, which one run of the tests shares: cold where a test says so."""
+"""Resets dynamo after each test."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ import torch
 
 @pytest.fixture(autouse=True)
 def _as_found() -> Iterator[None]:
-    """What a test compiled is no other's."""
+    """What a test compiled must not be reused by another."""
     yield
     torch._dynamo.reset()

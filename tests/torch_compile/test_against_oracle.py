@@ -1,5 +1,5 @@
-"""Compiled training against what real CUDA PyTorch did (tests/accuracy/compile_against_oracle.py): Triton kernels in order, products, launches and
-peak memory, all equal. Here the scripts that need no other library; all of them, and the CUDA build, are that script's.
+"""Compiled training gives the Triton kernels, products, launches and peak memory of real CUDA PyTorch. These are the scripts that need no other
+library; tests/accuracy/compile_against_oracle.py runs all of them, and the CUDA build.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from compile_against_oracle import emulated
 
 from maya_core.cpp_build import cache_folder
 
+pytestmark = pytest.mark.slow
+
 with (Path(__file__).parent / "data/oracle.csv").open() as file:
     ORACLE = {row["script"]: row for row in csv.DictReader(file)}
 
@@ -23,7 +25,7 @@ with (Path(__file__).parent / "data/oracle.csv").open() as file:
 def test_kernels_and_memory_are_those_of_cuda_torch(
     script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From an empty cache of inductor's, as there."""
+    """Starts with an empty cache of inductor, as the oracle did."""
     for entry in cache_folder().iterdir():
         if entry.name != "inductor":
             (tmp_path / entry.name).symlink_to(entry)

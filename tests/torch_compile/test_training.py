@@ -1,4 +1,4 @@
-"""torch.compile on the emulated device, in this process: what is recorded, what it costs, what is said of it."""
+"""torch.compile on the emulated device, in this process: what is recorded, its duration, and what the prediction reports about it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from maya_core.report.prediction import Prediction
 from maya_core.trace.rank import RankTrace, read_trace
 from maya_core.trace.schema import EventKind
 from maya_core.trace.triton_kernel import TritonKernel
+
+pytestmark = pytest.mark.slow
 
 
 class Layer(nn.Module):
@@ -46,7 +48,7 @@ def layer() -> nn.Module:
 
 
 def kernels(trace: RankTrace) -> list[TritonKernel]:
-    """Those of the last step, in order."""
+    """The Triton kernels of the last step, in order."""
     step = trace.step(trace.steps)
     called = [trace.calls[number] for number in step["subject"][step["kind"] == EventKind.OP]]
     return [call.triton for call in called if call.triton is not None]
@@ -72,7 +74,7 @@ def test_generated_kernels_are_recorded_and_priced(tmp_path: Path) -> None:
     [gelu] = [one for one in found if "gelu" in one.ops][:1]
     assert gelu.kind == "pointwise"
     assert gelu.nbytes == 2 * 4096 * 2048 * 2
-    # 33.5 MB at 3.35 TB/s are 10 us; of that much the L2 cache holds a part.
+    # 33.5 MB at 3.35 TB/s are 10 us; the L2 cache holds a part of it.
     [call] = {one.op: one for one in trace.calls if one.triton == gelu}.values()
     [kernel] = kernels_of(call, Platform(find_gpu("h100")))
     assert (kernel.family, kernel.model, sum(kernel.sizes[:2])) == ("triton", "elementwise", gelu.nbytes)
@@ -80,7 +82,7 @@ def test_generated_kernels_are_recorded_and_priced(tmp_path: Path) -> None:
     assert f"triton::{gelu.name}" in top
     assert 8e-6 < top[f"triton::{gelu.name}"].seconds / top[f"triton::{gelu.name}"].calls < 14e-6
     assert prediction.compiled is not None
-    assert prediction.compiled.triton_kernels_per_step == len(found)
+    assert prediction.compiled.triton_kernels_per_step == 11  # three forward, eight backward
     assert prediction.compiled.graphs == 1
     assert not prediction.compiled.graph_breaks and not prediction.compiled.recompiles
     assert "Compiled: 1 graph" in str(prediction)
@@ -118,7 +120,7 @@ def test_a_replayed_graph_is_one_launch() -> None:
     graphs = step[step["kind"] == EventKind.GRAPH_LAUNCH]
     assert len(graphs) == 2  # forward and backward
     assert [one.name for one in kernels(trace)] == [one.name for one in kernels(plain)]
-    # Inputs, activations and outputs lie in the graphs' pool: only gradients of the loss and of what AdamW steps are allocated anew.
+    # Inputs, activations and outputs are in the pool of the graphs: only the gradients of the loss and of the parameters are allocated again.
     made = step[step["kind"] == EventKind.ALLOC]["b"]
     assert made.sum() < plain.step(5)[plain.step(5)["kind"] == EventKind.ALLOC]["b"].sum() / 2
     assert replayed.step_time_s is not None and prediction.step_time_s is not None
@@ -126,7 +128,8 @@ def test_a_replayed_graph_is_one_launch() -> None:
 
 
 def test_choices_are_made_by_the_predictor() -> None:
-    """Padding of a vocabulary of odd length, and templates against libraries: the same twice, with nothing of the program's touched."""
+    """Whether to pad a vocabulary of odd length, and whether to use templates or libraries: the same decision twice, without a change of the
+    program's memory."""
 
     def emulated() -> tuple[list[str], int]:
         with maya_core.emulate("a100") as job:
@@ -216,7 +219,7 @@ def test_what_inductor_cannot_compile_runs_uncompiled(monkeypatch: pytest.Monkey
 
 
 def test_a_block_mask_of_indices_is_known() -> None:
-    """Made on the device, where nothing is computed: what it leaves decides what the attention takes."""
+    """A mask is created on the device, where nothing is computed; its blocks decide the duration of the attention."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     def seconds(window: int) -> float:

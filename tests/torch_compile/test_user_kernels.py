@@ -1,4 +1,4 @@
-"""Triton kernels of the program's own: recorded with name, grid and memory traffic, never compiled."""
+"""The program's own Triton kernels are recorded with name, grid and memory traffic, and never compiled."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
 @triton.autotune(configs=[triton.Config({"BLOCK": 128}), triton.Config({"BLOCK": 256})], key=["n"])
 @triton.jit
 def scale_kernel(x_ptr, table_ptr, n, BLOCK: tl.constexpr):
-    """In place, by a factor that is looked up."""
+    """Scales in place by a factor that is loaded from a table."""
     pointers = x_ptr + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     which = tl.load(table_ptr + tl.program_id(0))
     value = tl.load(pointers)
@@ -106,7 +106,7 @@ def scatter_kernel(grad_ptr, ids_ptr, table_ptr, width, BLOCK: tl.constexpr):
 
 @triton.jit
 def softmax_kernel(x_ptr, out_ptr, width, BLOCK: tl.constexpr):
-    """Its rows are gone through twice."""
+    """Reads its rows twice."""
     x_ptr += tl.program_id(0) * width
     total = 0.0
     for start in range(0, width, BLOCK):
@@ -139,7 +139,7 @@ def test_of_a_table_only_what_is_looked_up_is_read() -> None:
 
 
 def test_rows_that_caches_hold_are_read_once() -> None:
-    """As many bytes in short rows and in long ones, of which an A100's second level holds two for each SM, or does not."""
+    """The same number of bytes in short rows, of which the L2 cache of an A100 holds two for each SM, and in long rows, of which it does not."""
     short, long = (
         seconds(softmax_kernel, 2**28 // width, *[torch.Size([2**28 // width, width])] * 2) for width in (8192, 131072)
     )

@@ -1,4 +1,4 @@
-"""Jobs put together from ranks' traces, and the hangs found in them. The traces are made by hand."""
+"""Collating ranks' traces into jobs, and finding hangs in them. The traces are made by hand."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from maya_core.trace.hangs import Hang, find_hangs
 from maya_core.trace.job import collate, read_job, trace_path, write_manifest
 from maya_core.trace.schema import EVENT, ON_HOST, EventKind
 
+pytestmark = pytest.mark.slow
+
 WORLD = ("nccl", "world")
 TORCH = Frame("/venv/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py", 2987, "all_reduce")
 MAIN, SIDE = 0, 1  # streams
 
 
 class Rank:
-    """Writes down what a rank does. Call sites are lines of train.py, numbered by what was written before."""
+    """Builds a rank's trace. Call sites are lines of train.py; the line is the number of earlier events."""
 
     def __init__(self, rank: int, world_size: int = 2) -> None:
         self.rank = rank
@@ -173,7 +175,7 @@ def test_what_comes_after_the_last_common_step_is_left_out() -> None:
     assert hangs(job, {0: "stopped", 1: "stopped"}) == []
     assert hangs(job, {0: "stopped", 1: "completed"}) == []
     assert len(collate([a.trace("stopped"), b.trace()]).ranks[1].events) == 2
-    # A rank that ended by itself has no more to say: the other waits.
+    # A rank that ended by itself makes no more calls, so the other one waits.
     assert "rank 0 never makes call 2" in the_hang(job, {0: "completed", 1: "stopped"})
     assert "rank 0 failed, and rank 1 would wait" in the_hang(job, {0: "failed", 1: "stopped"})
 
@@ -213,8 +215,8 @@ def test_a_job_is_read_from_its_folder(tmp_path: Path) -> None:
     ("damage", "says"),
     [
         (lambda folder: (folder / "job.json").unlink(), "holds no finished run"),
-        (lambda folder: (folder / "job.json").write_text("{"), r"job\.json is not a job of Maya's"),
-        (lambda folder: (folder / "job.json").write_text('{"format": "photo album"}'), "not a job of Maya's"),
+        (lambda folder: (folder / "job.json").write_text("{"), r"job\.json is not a Maya job"),
+        (lambda folder: (folder / "job.json").write_text('{"format": "photo album"}'), "not a Maya job"),
         (lambda folder: trace_path(folder, 8).unlink(), "rank 8 of the job .* cannot be read: no trace"),
         (lambda folder: trace_path(folder, 8).write_text("?"), "rank 8 of the job .* not a whole Maya trace"),
         (
@@ -478,7 +480,7 @@ def test_a_group_waits_for_all_its_calls() -> None:
     c.call("send", peer=0)
     (hang,) = hangs(job)
     assert hang.ranks == (0, 1, 2)
-    assert "in recv from rank 2" in str(hang)  # not from rank 1: its message has come
+    assert "in recv from rank 2" in str(hang)  # not from rank 1, whose message has arrived
 
 
 # ---- in words ----
@@ -502,7 +504,7 @@ def test_the_programs_own_frames_are_shown() -> None:
 
 
 def random_program(choose: random.Random) -> list[Rank]:
-    """A program that runs to its end: everything its ranks do together, they do in one order."""
+    """A program that runs to its end, because its ranks do everything together in the same order."""
     size = choose.choice((2, 4, 6))
     job = ranks(size)
     groups = [(("nccl", "world"), tuple(range(size))), (("gloo", "host"), tuple(range(size)))]
@@ -574,7 +576,7 @@ def test_a_program_that_runs_has_no_hang_until_a_call_is_lost(choose: random.Ran
 
 
 def test_a_large_job() -> None:
-    """Eight ranks of 300,000 events, a tenth of them collectives, as many events and waits: about a second."""
+    """Eight ranks with 300,000 events each, of which a tenth are collectives and as many are records and waits."""
     traces = []
     for one in ranks(8):
         for _ in range(10):

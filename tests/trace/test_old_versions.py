@@ -1,6 +1,6 @@
 """Traces that older versions of Maya wrote are still read, and predicted as if they were recorded today.
 
-`data/version-N` is what that version's `maya run --gpu a100 --steps 3 -- python prog.py` left of this program, without the folders it ran in:
+`data/version-N` is the output of that version's `maya run --gpu a100 --steps 3 -- python prog.py` for this program, without the names of folders:
 
     model = Sequential(Linear(1024, 4096), GELU(), LayerNorm(4096), Linear(4096, 512)).cuda()
     optimizer = AdamW(model.parameters())
@@ -9,7 +9,7 @@
     for _ in range(3):
         cross_entropy(model(x), y).backward(), optimizer.step(), optimizer.zero_grad()
 
-There is none of version 4: no revision of Maya wrote it, what it was to add came with version 5.
+There is no version 4: no revision of Maya wrote it, and its content came with version 5.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from maya_core.trace.schema import VERSION, EventKind
 
 DATA = Path(__file__).parent / "data"
 VERSIONS = (1, 2, 3, 5)
-JOBS = VERSIONS[1:]  # version 1 left a trace and no job.json
+JOBS = VERSIONS[1:]  # version 1 wrote a trace, but no job.json
 STEPS = 3
-# Of the same program on an A100, recorded in version 6.
+# The same program on an A100, recorded in version 6.
 STEP_SECONDS = 4.574e-3
 KERNEL_SECONDS = 4.546e-3  # of the last step
 PEAK_BYTES = 256_304_640
@@ -46,7 +46,7 @@ def path_of(version: int) -> Path:
 
 
 def member(version: int, name: str) -> Any:
-    """A part of the file as it was written, past Maya's reader."""
+    """A part of the file, read without Maya's reader."""
     with zipfile.ZipFile(path_of(version)) as archive:
         return json.loads(archive.read(name))
 
@@ -62,14 +62,14 @@ def ops_of(names: list[str], kinds: np.ndarray, subjects: np.ndarray) -> Counter
 
 
 def sizes_in(value: Any) -> list[list[int]]:
-    """Of the tensors in a file's row, at any depth of lists."""
+    """The sizes of the tensors in a row of the file, at any depth of lists."""
     if isinstance(value, dict):
         return [value["s"]]
     return [sizes for item in value for sizes in sizes_in(item)] if isinstance(value, list) else []
 
 
 def kernel_seconds(trace: RankTrace) -> float:
-    """Of the kernels of the last step, on the GPU it was recorded for."""
+    """The duration of the kernels of the last step, on the GPU of the recording."""
     step = trace.step(trace.steps)
     calls = step["subject"][step["kind"] == EventKind.OP]
     return float(durations_of(trace, cluster(trace.meta["gpu"], 1)).ops.seconds[calls].sum())

@@ -1,4 +1,4 @@
-"""Traces on disk: what is written is read, small, and anything else is refused by name."""
+"""Trace files: they are small, reading gives what was written, and other files are rejected by name."""
 
 from __future__ import annotations
 

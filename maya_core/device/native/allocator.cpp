@@ -1,5 +1,5 @@
 // The life of a block: a request is rounded, served from a free block or a new segment, split, freed and merged again.
-// Every step keeps the order of PyTorch's CUDACachingAllocator, as peaks depend on it.
+// Every step keeps the order of PyTorch's CUDACachingAllocator, because peaks depend on it.
 #include "allocator.h"
 
 #include <algorithm>
@@ -47,7 +47,7 @@ int64_t divisions_for(const AllocatorSettings& settings, int64_t size) {
   return settings.roundup_power2_divisions[index];
 }
 
-// Up to the next of `divisions` equal steps between two powers of two. Both are powers of two themselves.
+// Rounds up to the next of `divisions` equal steps between two powers of two. `divisions` is a power of two itself.
 int64_t round_to_division(int64_t size, int64_t divisions) {
   const uint64_t floor = std::bit_floor(static_cast<uint64_t>(size));
   if (floor == static_cast<uint64_t>(size)) return size;
@@ -68,7 +68,8 @@ int64_t segment_size_for(const AllocatorSettings& settings, int64_t size) {
   return round_up(size, kDriverGranularity);
 }
 
-// What a free block of an expandable segment could grow to: best fit compares that, to keep growing one segment.
+// The size to which a free block of an expandable segment could grow. Best fit compares it, to keep growing one
+// segment.
 int64_t reachable_size(const Block* block) {
   return block->size + (block->next && !block->next->mapped ? block->next->size : 0);
 }
@@ -87,18 +88,25 @@ void unlink_active(Block*& head, Block* block) {
   block->active_prev = block->active_next = nullptr;
 }
 
-bool listed(const std::vector<MempoolId>& ids, MempoolId id) { return std::find(ids.begin(), ids.end(), id) != ids.end(); }
+bool listed(const std::vector<MempoolId>& ids, MempoolId id) {
+  return std::find(ids.begin(), ids.end(), id) != ids.end();
+}
 
 }  // namespace
 
-CachingAllocator::State::State(int device, int64_t total, int64_t outside, std::shared_ptr<const AllocatorSettings> given)
-    : device(device), settings(std::move(given)), driver(device, total, outside), events(StreamHash{static_cast<uint64_t>(device)}) {
+CachingAllocator::State::State(int index, int64_t total, int64_t outside,
+                               std::shared_ptr<const AllocatorSettings> given)
+    : device(index),
+      settings(std::move(given)),
+      driver(index, total, outside),
+      events(StreamHash{static_cast<uint64_t>(index)}) {
   stats.max_split_size = settings->max_split_size == kUnlimitedSplit ? -1 : settings->max_split_size;
   set_memory_fraction(settings->per_process_memory_fraction);
 }
 
 void CachingAllocator::State::set_memory_fraction(double fraction) {
-  if (!(fraction >= 0 && fraction <= 1)) throw std::invalid_argument("invalid fraction:" + std::to_string(fraction) + ". Please set within [0, 1].");
+  if (!(fraction >= 0 && fraction <= 1))
+    throw std::invalid_argument("invalid fraction:" + std::to_string(fraction) + ". Please set within [0, 1].");
   allowed_bytes = fraction < 1 ? std::llround(fraction * static_cast<double>(driver.total())) : -1;
 }
 
@@ -107,13 +115,14 @@ Block* CachingAllocator::State::allocate(int64_t bytes, StreamId stream, Context
   Request request = make_request(bytes, stream);
   if (!find_free(request)) {
     if (collects_garbage()) collect_garbage(context);
-    const bool obtained = obtain_segment(request, false, context) || (!request.rejected && reclaim_and_obtain(request, context));
+    const bool obtained =
+        obtain_segment(request, false, context) || (!request.rejected && reclaim_and_obtain(request, context));
     if (!obtained) run_out(request, context);
   }
   return hand_out(request, std::move(context));
 }
 
-// The driver had nothing left: from the cheapest way to find memory to the most expensive.
+// The driver has no memory left: tries the ways to find some, the cheapest first.
 bool CachingAllocator::State::reclaim_and_obtain(Request& request, const Context& context) {
   if (find_in_overflow_pools(request)) return true;
   if (release_oversize(request, context) && obtain_segment(request, false, context)) return true;
@@ -124,7 +133,8 @@ bool CachingAllocator::State::reclaim_and_obtain(Request& request, const Context
 
 Request CachingAllocator::State::make_request(int64_t bytes, StreamId stream) {
   const int64_t size = round_request(*settings, bytes);
-  return {bytes, size, segment_size_for(*settings, size), stream, &pool_for(size, stream), settings->expandable_segments};
+  return {
+      bytes, size, segment_size_for(*settings, size), stream, &pool_for(size, stream), settings->expandable_segments};
 }
 
 Pool& CachingAllocator::State::pool_for(int64_t size, StreamId stream) {
@@ -140,26 +150,33 @@ Pool& CachingAllocator::State::pool_for(int64_t size, StreamId stream) {
 bool CachingAllocator::State::find_free(Request& request) {
   Pool& pool = *request.pool;
   if (collects_garbage()) ++pool.searches;
-  auto ours = [&](FreeBlocks::iterator it) { return it != pool.free.end() && it->block->stream == request.stream; };
+  auto same_stream = [&](FreeBlocks::iterator it) {
+    return it != pool.free.end() && it->block->stream == request.stream;
+  };
 
   auto it = pool.first_fit(request.stream, request.size);
-  if (!ours(it)) return false;
+  if (!same_stream(it)) return false;
   if (it->block->expandable && request.expandable) {
-    for (auto next = std::next(it); it->block->expandable && ours(next) && reachable_size(next->block) < reachable_size(it->block); ++next) it = next;
-  } else if (it->block->expandable) {  // expandable segments were turned off meanwhile: only ordinary blocks will do
-    do ++it; while (ours(it) && it->block->expandable);
-    if (!ours(it)) return false;
+    for (auto next = std::next(it);
+         it->block->expandable && same_stream(next) && reachable_size(next->block) < reachable_size(it->block); ++next)
+      it = next;
+  } else if (it->block
+                 ->expandable) {  // expandable segments were turned off in the meantime: only ordinary blocks qualify
+    do ++it;
+    while (same_stream(it) && it->block->expandable);
+    if (!same_stream(it)) return false;
   }
 
   // An oversize block is never split, so it serves only requests that nearly fill it.
   const int64_t oversize = settings->max_split_size;
-  if (request.size < oversize ? it->size >= oversize : it->size - request.size >= settings->max_non_split_rounding) return false;
+  if (request.size < oversize ? it->size >= oversize : it->size - request.size >= settings->max_non_split_rounding)
+    return false;
   request.block = it->block;
   pool.free.erase(it);
   return true;
 }
 
-// Pools that opted in (MemPool(use_on_oom=True)) lend their free blocks before anything is released.
+// Pools that opted in (MemPool(use_on_oom=True)) lend their free blocks before any segment is released.
 bool CachingAllocator::State::find_in_overflow_pools(Request& request) {
   if (request.pool->owner) return false;
   for (auto& pool : overflow_pools) {
@@ -180,7 +197,8 @@ bool CachingAllocator::State::obtain_segment(Request& request, bool is_retry, co
   if (is_retry) ++stats.num_alloc_retries;
   if (allowed_bytes >= 0 && allocated_from_driver + size > allowed_bytes) return false;
   if (settings->throw_on_cudamalloc_oom) {
-    const auto limit = static_cast<int64_t>(settings->per_process_memory_fraction * static_cast<double>(driver.total()));
+    const auto limit =
+        static_cast<int64_t>(settings->per_process_memory_fraction * static_cast<double>(driver.total()));
     if (allocated_from_driver + size > limit) {
       ++stats.num_oom_rejections;
       request.rejected = true;
@@ -195,7 +213,8 @@ bool CachingAllocator::State::obtain_segment(Request& request, bool is_retry, co
   }
   if (!driver.take(round_up(size, kDriverGranularity))) return false;
   if (owner) ++owner->segments;
-  request.block = blocks.make(request.stream, size, request.pool, driver.reserve_addresses(round_up(size, kDriverGranularity)));
+  request.block =
+      blocks.make(request.stream, size, request.pool, driver.reserve_addresses(round_up(size, kDriverGranularity)));
   request.block->segment_context = context;
   increase(stats.segment, *request.pool, 1);
   reserved_changed(*request.pool, size);
@@ -254,7 +273,8 @@ void CachingAllocator::State::free(Block* block, const Context& context) {
   block->allocated = false;
   decrease(stats.allocation, *block->pool, 1);
   decrease(stats.allocated_bytes, *block->pool, block->size);
-  report(MemoryAction::FreeRequested, block->address, block->requested_size, block->stream, block->pool_id(), context ? context : block->context);
+  report(MemoryAction::FreeRequested, block->address, block->requested_size, block->stream, block->pool_id(),
+         context ? context : block->context);
   if (block->size >= settings->max_split_size) decrease(stats.oversize_allocations, 1);
   if (block->used_by.empty()) return_to_pool(block, context);
   else if (capturing()) deferred.push_back(block);
@@ -263,7 +283,8 @@ void CachingAllocator::State::free(Block* block, const Context& context) {
 
 void CachingAllocator::State::return_to_pool(Block* block, const Context& context) {
   Pool& pool = *block->pool;
-  report(MemoryAction::FreeCompleted, block->address, block->requested_size, block->stream, block->pool_id(), context ? context : block->context);
+  report(MemoryAction::FreeCompleted, block->address, block->requested_size, block->stream, block->pool_id(),
+         context ? context : block->context);
   block->context = nullptr;
   const int64_t size = block->size, requested = block->requested_size;
 
@@ -315,7 +336,7 @@ void CachingAllocator::State::discard(Block* block) {
 }
 
 void CachingAllocator::State::record_stream(Block* block, StreamId stream) {
-  if (stream == block->stream) return;  // work on its own stream is in order anyway
+  if (stream == block->stream) return;  // work on the block's own stream is in order anyway
   auto add = [stream](std::vector<StreamId>& streams) {
     if (std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
   };
@@ -326,16 +347,19 @@ void CachingAllocator::State::record_stream(Block* block, StreamId stream) {
 PrivatePool& CachingAllocator::State::private_pool(MempoolId id) const {
   auto found = private_pools.find(id);
   if (found == private_pools.end()) {
-    throw std::runtime_error("no private memory pool (" + std::to_string(id.first) + ", " + std::to_string(id.second) + ") on this device");
+    throw std::runtime_error("no private memory pool (" + std::to_string(id.first) + ", " + std::to_string(id.second) +
+                             ") on this device");
   }
   return *found->second;
 }
 
-// The public face: takes the lock. Contexts are gathered outside of it, as gathering may need locks of its own.
+// The public interface, which takes the lock. Contexts are gathered outside the lock, because gathering may take
+// others.
 
 using Lock = std::unique_lock<std::recursive_mutex>;
 
-CachingAllocator::CachingAllocator(int device, int64_t total_bytes, int64_t outside_bytes, std::shared_ptr<const AllocatorSettings> settings)
+CachingAllocator::CachingAllocator(int device, int64_t total_bytes, int64_t outside_bytes,
+                                   std::shared_ptr<const AllocatorSettings> settings)
     : state_(std::make_unique<State>(device, total_bytes, outside_bytes, std::move(settings))) {}
 CachingAllocator::~CachingAllocator() = default;
 
@@ -381,7 +405,9 @@ void CachingAllocator::set_memory_fraction(double fraction) {
 
 double CachingAllocator::memory_fraction() const {
   Lock lock(state_->mutex);
-  return state_->allowed_bytes < 0 ? 1.0 : static_cast<double>(state_->allowed_bytes) / static_cast<double>(state_->driver.total());
+  return state_->allowed_bytes < 0
+             ? 1.0
+             : static_cast<double>(state_->allowed_bytes) / static_cast<double>(state_->driver.total());
 }
 
 std::pair<int64_t, int64_t> CachingAllocator::memory_info() const {

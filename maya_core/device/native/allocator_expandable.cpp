@@ -1,6 +1,6 @@
-// expandable_segments:True. Each stream and pool reserves address space for more than the whole device and puts memory
-// behind it page by page (2 MiB in the small pool, large_segment_size in the large one). Blocks without memory are
-// "unmapped"; free blocks give whole pages back.
+// expandable_segments:True. Each stream and pool reserves address space for more than the whole device and maps memory
+// to it page by page (2 MiB in the small pool, large_segment_size in the large one). Blocks without memory are
+// "unmapped"; free blocks can return whole pages to the driver.
 #include <algorithm>
 
 #include "allocator_state.h"
@@ -17,10 +17,11 @@ bool has_room(const Block* block, int64_t size) {
 
 }  // namespace
 
-// The lowest address with enough room, be it free or unmapped; a new segment if there is none.
+// Finds the lowest address with enough room, free or unmapped, and reserves a new segment if there is none.
 Block* CachingAllocator::State::find_expandable(const Request& request) {
   Pool& pool = *request.pool;
-  for (auto it = pool.unmapped.lower_bound(request.stream); it != pool.unmapped.end() && (*it)->stream == request.stream; ++it) {
+  for (auto it = pool.unmapped.lower_bound(request.stream);
+       it != pool.unmapped.end() && (*it)->stream == request.stream; ++it) {
     Block* block = *it;
     if (block->prev && block->prev->is_idle()) block = block->prev;
     if (has_room(block, request.size)) return block;
@@ -76,7 +77,7 @@ bool CachingAllocator::State::map(Block* block, int64_t size, const Context& con
   return true;
 }
 
-// Takes the memory from the whole pages inside a free block; what is left at either end stays free.
+// Unmaps the whole pages inside a free block; the rest at either end stays free.
 void CachingAllocator::State::unmap(Block* block, const Context& context) {
   Pool& pool = *block->pool;
   const int64_t page = block->expandable->page;
@@ -107,7 +108,8 @@ void CachingAllocator::State::unmap(Block* block, const Context& context) {
   reserved_changed(pool, -unmapped);
   if (pool.owner) --pool.owner->segments;
   ++stats.num_device_free;
-  report(MemoryAction::SegmentUnmap, address, unmapped, block->stream, block->pool_id(), context ? context : block->segment_context);
+  report(MemoryAction::SegmentUnmap, address, unmapped, block->stream, block->pool_id(),
+         context ? context : block->segment_context);
 }
 
 void CachingAllocator::State::release_address_space(Block* block) {

@@ -1,4 +1,5 @@
-// Giving memory back: cached segments to the driver, blocks used on other streams to their pool, and the driver itself.
+// Returns memory: cached segments to the driver, and blocks used on other streams to their pool. Also models the
+// driver.
 #include <algorithm>
 
 #include "allocator_state.h"
@@ -6,7 +7,10 @@
 namespace maya {
 
 Driver::Driver(int device, int64_t total, int64_t outside)
-    : total_(total), outside_(outside), next_(0x7f0000000000 + (static_cast<uint64_t>(device) << 42)), end_(next_ + (uint64_t{1} << 42)) {}
+    : total_(total),
+      outside_(outside),
+      next_(0x7f0000000000 + (static_cast<uint64_t>(device) << 42)),
+      end_(next_ + (uint64_t{1} << 42)) {}
 
 bool Driver::take(int64_t bytes) {
   if (bytes > total_ - outside_ - taken_) return false;
@@ -34,7 +38,7 @@ uint64_t Driver::reserve_addresses(int64_t bytes) {
       if (room > size) returned_[address + size] = room - size;
       return address;
     }
-    end_ += uint64_t{1} << 42;  // cannot happen on a device of a few hundred GiB; better odd addresses than none
+    end_ += uint64_t{1} << 42;  // cannot happen on a device of a few hundred GiB; an odd address is better than none
   }
   return std::exchange(next_, next_ + size);
 }
@@ -46,15 +50,18 @@ void Driver::release_addresses(uint64_t address, int64_t bytes) {
     size += after->second;
     after = returned_.erase(after);
   }
-  if (after != returned_.begin() && std::prev(after)->first + std::prev(after)->second == address) std::prev(after)->second += size;
+  if (after != returned_.begin() && std::prev(after)->first + std::prev(after)->second == address)
+    std::prev(after)->second += size;
   else returned_[address] = size;
 }
 
-// With max_split_size, oversize blocks of this stream go first: one that is large enough, else the largest ones.
+// With max_split_size, oversize blocks of this stream are released first: one that is large enough, otherwise the
+// largest ones.
 bool CachingAllocator::State::release_oversize(const Request& request, const Context& context) {
   const int64_t oversize = settings->max_split_size;
   if (oversize == kUnlimitedSplit) return false;
-  // A split block as large as that exists only if the limit changed meanwhile; PyTorch would free its neighbours with it.
+  // A split block of that size exists only if the limit changed in the meantime; PyTorch would free its neighbours
+  // with it.
   auto releasable = [](const Block* block) { return !block->expandable && !block->is_split(); };
   FreeBlocks& free = request.pool->free;
   const int64_t wanted = std::max(request.size, oversize);
@@ -85,11 +92,17 @@ void CachingAllocator::State::release_cached(const Context& context, MempoolId p
   for (size_t i = 0; i < freeable_pools.size();) {
     const MempoolId id = freeable_pools[i];
     PrivatePool& freeable = private_pool(id);
-    if (!everything && id != pool) { ++i; continue; }
+    if (!everything && id != pool) {
+      ++i;
+      continue;
+    }
     if (!everything) complete_events_now(context, &freeable);
     release_pool_blocks(freeable.small, context);
     release_pool_blocks(freeable.large, context);
-    if (freeable.segments != 0) { ++i; continue; }
+    if (freeable.segments != 0) {
+      ++i;
+      continue;
+    }
     retired_pools.push_back(std::move(private_pools.extract(id).mapped()));
     freeable_pools.erase(freeable_pools.begin() + i);
   }
@@ -99,7 +112,7 @@ void CachingAllocator::State::release_pool_blocks(Pool& pool, const Context& con
   std::vector<Block*> expandable;
   for (auto it = pool.free.begin(); it != pool.free.end();) {
     Block* block = (it++)->block;
-    if (block->expandable) expandable.push_back(block);  // unmapping changes the set we walk
+    if (block->expandable) expandable.push_back(block);  // unmapping changes the set that this loop walks
     else if (!block->is_split()) release_segment(block, context);
   }
   for (Block* block : expandable) {
@@ -111,7 +124,8 @@ void CachingAllocator::State::release_pool_blocks(Pool& pool, const Context& con
 void CachingAllocator::State::release_segment(Block* block, const Context& context) {
   Pool& pool = *block->pool;
   ++stats.num_device_free;
-  report(MemoryAction::SegmentFree, block->address, block->size, block->stream, block->pool_id(), context ? context : block->segment_context);
+  report(MemoryAction::SegmentFree, block->address, block->size, block->stream, block->pool_id(),
+         context ? context : block->segment_context);
   driver.give_back((block->size + kDriverGranularity - 1) / kDriverGranularity * kDriverGranularity);
   driver.release_addresses(block->address, block->size);
   if (pool.owner) --pool.owner->segments;
@@ -122,9 +136,10 @@ void CachingAllocator::State::release_segment(Block* block, const Context& conte
   discard(block);
 }
 
-// Above the threshold, whole cached segments older than the average go until enough is free or none is left.
+// Above the threshold, releases whole cached segments older than the average until enough is free or none is left.
 void CachingAllocator::State::collect_garbage(const Context& context) {
-  const auto threshold = static_cast<int64_t>(settings->garbage_collection_threshold * static_cast<double>(allowed_bytes));
+  const auto threshold =
+      static_cast<int64_t>(settings->garbage_collection_threshold * static_cast<double>(allowed_bytes));
   if (allocated_from_driver <= threshold) return;
   const int64_t target = allocated_from_driver - threshold;
   int64_t total_age = 0, candidates = 0, reclaimed = 0;
@@ -150,8 +165,8 @@ void CachingAllocator::State::collect_garbage(const Context& context) {
   }
 }
 
-// A freed block waits for an event on every stream it was used on. The emulated device keeps up with the host: an event
-// is complete the first time it is asked for, which is in the next allocation.
+// A freed block waits for an event on every stream that used it. The emulated device keeps up with the host, so an
+// event is complete when it is first queried, which is in the next allocation.
 void CachingAllocator::State::await_streams(Block* block) {
   for (StreamId stream : std::exchange(block->used_by, {})) {
     ++block->pending_events;
@@ -163,7 +178,8 @@ void CachingAllocator::State::complete_events(const Context& context) {
   if (!deferred.empty()) await_deferred(context);
   if (!events.empty()) {
     for (auto it = events.begin(); it != events.end(); it = events.erase(it)) {
-      for (Block* block : it->value) if (--block->pending_events == 0) return_to_pool(block, context);
+      for (Block* block : it->value)
+        if (--block->pending_events == 0) return_to_pool(block, context);
     }
   }
 }
@@ -186,7 +202,9 @@ void CachingAllocator::State::complete_events_now(const Context& context, const 
 void CachingAllocator::State::await_deferred(const Context& context) {
   for (Block* block : std::exchange(deferred, {})) {
     if (auto found = used_by_in_capture.find(block); found != used_by_in_capture.end()) {
-      std::erase_if(block->used_by, [&](StreamId s) { return std::find(found->second.begin(), found->second.end(), s) != found->second.end(); });
+      std::erase_if(block->used_by, [&](StreamId s) {
+        return std::find(found->second.begin(), found->second.end(), s) != found->second.end();
+      });
       used_by_in_capture.erase(found);
     }
     await_streams(block);

@@ -1,5 +1,5 @@
-// The options of PYTORCH_CUDA_ALLOC_CONF that decide where a block goes. The others (pinned memory, locking) are checked
-// by the parser and forgotten: they change no address and no size.
+// The options of PYTORCH_CUDA_ALLOC_CONF that decide where a block goes. The parser checks the others (pinned
+// memory, locking) and drops them, because they change no address and no size.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -20,7 +20,8 @@ struct AllocatorSettings {
   double per_process_memory_fraction = 1;
   bool expandable_segments = false;
   bool throw_on_cudamalloc_oom = false;
-  std::array<int64_t, 16> roundup_power2_divisions{};  // one per power of two from 1 MiB to 32 GiB and above; 0 and 1: off
+  // One for each power of two from 1 MiB to 32 GiB and above; 0 and 1: off.
+  std::array<int64_t, 16> roundup_power2_divisions{};
 };
 
 }  // namespace maya

@@ -1,5 +1,5 @@
-// The inside of CachingAllocator, shared by the allocator_*.cpp files. Names follow the domain: a segment is what one
-// cudaMalloc (or one mapped range) brings, a block is a piece of a segment, a pool is a set of free blocks.
+// The internals of CachingAllocator, shared by the allocator_*.cpp files. A segment is the memory of one cudaMalloc (or
+// one mapped range), a block is a piece of a segment, and a pool is a set of free blocks.
 #pragma once
 #include <atomic>
 #include <deque>
@@ -13,11 +13,11 @@
 
 namespace maya {
 
-constexpr int64_t kBlockGranularity = 512;        // every block is a multiple of this
-constexpr int64_t kLargestSmall = kMiB;           // requests up to this size live in the small pool
-constexpr int64_t kSmallSegment = 2 * kMiB;       // what the small pool asks of the driver
-constexpr int64_t kLargeSegmentBelow = 10 * kMiB; // requests under this share a segment of large_segment_size
-constexpr int64_t kDriverGranularity = 2 * kMiB;  // the driver hands out whole pages of this size
+constexpr int64_t kBlockGranularity = 512;         // every block is a multiple of this
+constexpr int64_t kLargestSmall = kMiB;            // requests up to this size use the small pool
+constexpr int64_t kSmallSegment = 2 * kMiB;        // what the small pool requests from the driver
+constexpr int64_t kLargeSegmentBelow = 10 * kMiB;  // requests under this share a segment of large_segment_size
+constexpr int64_t kDriverGranularity = 2 * kMiB;   // the driver allocates whole pages of this size
 
 using Context = std::shared_ptr<void>;  // where in the program an event happened, opaque to the model
 struct Block;
@@ -26,8 +26,8 @@ struct PrivatePool;
 // cudaStream_t is compared as an unsigned pointer.
 inline bool stream_before(StreamId a, StreamId b) { return static_cast<uint64_t>(a) < static_cast<uint64_t>(b); }
 
-// Best fit: the smallest block of the stream that is large enough, the lowest address among equals. The key stands in
-// the entry itself, so a search does not touch the blocks it passes.
+// Best fit: the smallest block of the stream that is large enough, and the lowest address among equals. The entry
+// contains the whole key, so a search does not access the blocks that it passes.
 struct FreeEntry {
   uint64_t stream;
   int64_t size;
@@ -47,7 +47,7 @@ struct ByAddress {
 };
 
 struct Pool {
-  explicit Pool(bool is_small, PrivatePool* owner = nullptr) : is_small(is_small), owner(owner) {}
+  explicit Pool(bool of_small_blocks, PrivatePool* of_pool = nullptr) : is_small(of_small_blocks), owner(of_pool) {}
   void add(Block* block);  // and starts counting its age
   void remove(Block* block);
   FreeBlocks::iterator first_fit(StreamId stream, int64_t size);
@@ -60,14 +60,18 @@ struct Pool {
 };
 
 struct PrivatePool {
-  explicit PrivatePool(MempoolId id) : id(id), small(true, this), large(false, this) {}
+  explicit PrivatePool(MempoolId pool_id) : id(pool_id), small(true, this), large(false, this) {}
   const MempoolId id;
   int users = 1;
-  int segments = 0;  // device allocations still held, counted as PyTorch does (with expandable segments it may miscount)
+  // Device allocations that it holds, counted as PyTorch does, which may be wrong with expandable segments.
+  int segments = 0;
   Pool small, large;
 };
 
-struct ExpandableSegment { uint64_t address; int64_t size, page; };
+struct ExpandableSegment {
+  uint64_t address;
+  int64_t size, page;
+};
 
 struct Block {
   StreamId stream = 0;
@@ -75,15 +79,16 @@ struct Block {
   uint64_t address = 0;
   Pool* pool = nullptr;
   bool allocated = false;
-  bool mapped = true;                        // false only for address space of an expandable segment
+  bool mapped = true;  // false only for address space of an expandable segment
   int pending_events = 0;
   int64_t searches_when_freed = 0;
-  Block *prev = nullptr, *next = nullptr;    // neighbours in the segment
+  Block *prev = nullptr, *next = nullptr;  // neighbours in the segment
   Block *active_prev = nullptr, *active_next = nullptr;
-  FreeBlocks::iterator place{};               // in the pool, while it is free there
+  FreeBlocks::iterator place{};  // in the pool, while the block is free
   ExpandableSegment* expandable = nullptr;
-  std::vector<StreamId> used_by;             // other streams that may still read it (record_stream)
-  Context context, segment_context;          // of the allocation; of the cudaMalloc, kept by the first block of a segment
+  std::vector<StreamId> used_by;  // other streams that may still read it (record_stream)
+  Context context,
+      segment_context;  // of the allocation, and of the cudaMalloc, which the first block of a segment keeps
 
   bool is_split() const { return prev || next; }
   bool is_idle() const { return !allocated && pending_events == 0 && used_by.empty(); }
@@ -111,7 +116,7 @@ inline FreeBlocks::iterator Pool::first_fit(StreamId stream, int64_t size) {
   return free.lower_bound({static_cast<uint64_t>(stream), size, 0, nullptr});
 }
 
-// Blocks come and go with every split and merge: recycled instead of returned to the heap.
+// Every split creates a block and every merge removes one, so they are recycled instead of returned to the heap.
 class BlockStore {
  public:
   Block* make(StreamId stream, int64_t size, Pool* pool, uint64_t address);
@@ -122,12 +127,12 @@ class BlockStore {
   std::vector<Block*> unused_;
 };
 
-// The driver's side: how much of the device is taken, and fake addresses. Addresses only grow, as a tie between equal
-// blocks goes to the lower one; ranges given back are used again only when the device's window is full.
+// The driver: how much of the device is in use, and fake addresses. Addresses only grow, because a tie between equal
+// blocks goes to the lower one; returned ranges are reused only when the device's address window is full.
 class Driver {
  public:
   Driver(int device, int64_t total, int64_t outside);
-  bool take(int64_t bytes);  // false: the device has not so much left
+  bool take(int64_t bytes);  // false: not enough is left
   bool take_outside(int64_t bytes);
   void give_back(int64_t bytes);
   uint64_t reserve_addresses(int64_t bytes);
@@ -142,15 +147,15 @@ class Driver {
   std::map<uint64_t, uint64_t> returned_;  // address to size
 };
 
-// One request on its way through the allocator.
+// One allocation request.
 struct Request {
-  int64_t bytes;         // as asked for
+  int64_t bytes;         // as requested
   int64_t size;          // rounded
-  int64_t segment_size;  // what the driver would be asked for
+  int64_t segment_size;  // what the driver would be asked to allocate
   StreamId stream;
   Pool* pool;
   bool expandable;
-  bool rejected = false;  // by throw_on_cudamalloc_oom, without asking the driver
+  bool rejected = false;  // by throw_on_cudamalloc_oom, without a call of the driver
   Block* block = nullptr;
 };
 
@@ -181,7 +186,7 @@ struct CachingAllocator::State {
   void discard(Block* block);
   Pool& pool_for(int64_t size, StreamId stream);
 
-  // allocator_release.cpp: giving memory back to the driver, and blocks waiting for other streams
+  // allocator_release.cpp: returning memory to the driver, and blocks that wait for other streams
   bool release_oversize(const Request& request, const Context& context);
   void release_cached(const Context& context, MempoolId pool);
   void release_pool_blocks(Pool& pool, const Context& context);
@@ -205,9 +210,11 @@ struct CachingAllocator::State {
   std::vector<SegmentInfo> snapshot(MempoolId pool);
   std::vector<const Block*> segment_heads(MempoolId pool) const;
   [[noreturn]] void run_out(const Request& request, const Context& context);
-  void report(MemoryAction action, uint64_t address, int64_t size, StreamId stream, MempoolId pool, const Context& context);
+  void report(MemoryAction action, uint64_t address, int64_t size, StreamId stream, MempoolId pool,
+              const Context& context);
   void reserved_changed(const Pool& pool, int64_t bytes);
-  template <typename Visit> void for_each_stat(Visit visit);
+  template <typename Visit>
+  void for_each_stat(Visit visit);
   Context gather(bool freeing);
   PrivatePool& private_pool(MempoolId id) const;
 
@@ -221,14 +228,14 @@ struct CachingAllocator::State {
 
   BlockStore blocks;
   Pool small{true}, large{false};
-  Block* active = nullptr;  // list of blocks handed out or awaiting other streams
-  HashOrdered<StreamId, std::deque<Block*>, StreamHash> events;  // freed blocks awaiting the stream
-  std::vector<Block*> deferred;                                            // freed during a capture: no event may be recorded
+  Block* active = nullptr;  // list of blocks that are allocated or wait for other streams
+  HashOrdered<StreamId, std::deque<Block*>, StreamHash> events;  // freed blocks that wait for the stream
+  std::vector<Block*> deferred;                                  // freed during a capture: no event may be recorded
   std::unordered_map<Block*, std::vector<StreamId>> used_by_in_capture;
   std::vector<std::unique_ptr<ExpandableSegment>> expandable_segments;
 
   std::map<MempoolId, std::unique_ptr<PrivatePool>> private_pools;
-  std::vector<std::unique_ptr<PrivatePool>> retired_pools;  // forgotten, but a stray block may still point to one
+  std::vector<std::unique_ptr<PrivatePool>> retired_pools;  // removed, but a leftover block may still point to one
   std::vector<MempoolId> freeable_pools, unsplit_pools;
   HashOrdered<MempoolId, bool, MempoolHash> overflow_pools;
   std::vector<std::pair<MempoolId, std::function<bool(StreamId)>>> routes;  // the latest that matches wins

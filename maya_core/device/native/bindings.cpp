@@ -1,4 +1,4 @@
-// What Python sees of the native device: thin functions for maya_core/device, one for one with what torch.cuda asks.
+// The Python interface of the native device: thin functions for maya_core/device, one for each that torch.cuda needs.
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/profiler/combined_traceback.h>
 #include <torch/csrc/utils/device_lazy_init.h>
@@ -19,13 +19,14 @@ namespace {
 namespace py = pybind11;
 using c10::IValue;
 
-// ---- calls as Python sees them: tensors become (dtype, sizes, strides, device type) ----
+// ---- calls in Python: a tensor becomes (dtype, sizes, strides, device type) ----
 py::object describe(const at::Tensor& tensor) {
   if (!tensor.defined()) return py::none();
   py::tuple sizes(tensor.dim()), strides(tensor.layout() == at::kStrided ? tensor.dim() : 0);
   for (int64_t i = 0; i < tensor.dim(); i++) sizes[i] = tensor.size(i);
   for (size_t i = 0; i < strides.size(); i++) strides[i] = tensor.stride(i);
-  return py::make_tuple(c10::toString(tensor.scalar_type()), sizes, strides, c10::DeviceTypeName(tensor.device().type(), true));
+  return py::make_tuple(c10::toString(tensor.scalar_type()), sizes, strides,
+                        c10::DeviceTypeName(tensor.device().type(), true));
 }
 
 py::object describe(const IValue& value) {
@@ -51,7 +52,8 @@ py::list describe(at::ArrayRef<IValue> values) {
 
 class Side final : public PythonSide {
  public:
-  Side(py::object planner, py::dict rules, py::object no_rule) : planner_(std::move(planner)), rules_(std::move(rules)), no_rule_(std::move(no_rule)) {}
+  Side(py::object planner, py::dict rules, py::object no_rule)
+      : planner_(std::move(planner)), rules_(std::move(rules)), no_rule_(std::move(no_rule)) {}
   ~Side() override {
     py::gil_scoped_acquire gil;
     planner_ = py::object();
@@ -59,11 +61,12 @@ class Side final : public PythonSide {
     no_rule_ = py::object();
   }
 
-  Plan plan(const std::string& op, const c10::FunctionSchema* schema, at::ArrayRef<IValue> arguments, at::ArrayRef<IValue> returns,
-            uint64_t settings) override {
+  Plan plan(const std::string& op, const c10::FunctionSchema* schema, at::ArrayRef<IValue> arguments,
+            at::ArrayRef<IValue> returns, uint64_t settings) override {
     py::gil_scoped_acquire gil;
     py::list names;
-    if (schema) for (const auto& argument : schema->arguments()) names.append(argument.name());
+    if (schema)
+      for (const auto& argument : schema->arguments()) names.append(argument.name());
     auto made = planner_(op, names, describe(arguments), describe(returns), settings).cast<py::tuple>();
     Plan plan;
     plan.call = made[0].cast<uint32_t>();
@@ -89,7 +92,8 @@ class Side final : public PythonSide {
       stack->push_back(torch::jit::toIValue(result, returns[0].type()));
     } else {
       auto results = result.is_none() ? py::tuple() : result.cast<py::tuple>();
-      TORCH_CHECK(results.size() == returns.size(), "the rule for ", op, " gave ", results.size(), " results, the op has ", returns.size());
+      TORCH_CHECK(results.size() == returns.size(), "the rule for ", op, " gave ", results.size(),
+                  " results, the op has ", returns.size());
       for (size_t i = 0; i < returns.size(); i++) stack->push_back(torch::jit::toIValue(results[i], returns[i].type()));
     }
   }
@@ -101,8 +105,7 @@ class Side final : public PythonSide {
       if (error.matches(PyExc_NotImplementedError)) return error.what();
     } catch (python_error& error) {
       if (PyErr_GivenExceptionMatches(error.type, PyExc_NotImplementedError)) return error.what();
-    } catch (...) {
-    }
+    } catch (...) {}
     return std::nullopt;
   }
   std::string no_rule_message(const std::string& op, const std::string& reason) override {
@@ -116,17 +119,20 @@ class Side final : public PythonSide {
   py::object no_rule_;
 };
 
-IValue recordable(const py::object& value) {  // what a call's key and plan look at; anything else is as good as None
+// Converts what a call's key and plan depend on; anything else becomes None.
+IValue recordable(const py::object& value) {
   if (THPVariable_Check(value.ptr())) return value.cast<at::Tensor>();
   if (py::isinstance<py::bool_>(value)) return value.cast<bool>();
   if (py::isinstance<py::int_>(value)) return value.cast<int64_t>();
   if (py::isinstance<py::float_>(value)) return value.cast<double>();
   if (!py::isinstance<py::list>(value)) return {};
   auto items = value.cast<std::vector<py::object>>();
-  if (std::all_of(items.begin(), items.end(), [](const auto& item) { return bool(THPVariable_Check(item.ptr())); }) && !items.empty())
+  if (std::all_of(items.begin(), items.end(), [](const auto& item) { return bool(THPVariable_Check(item.ptr())); }) &&
+      !items.empty())
     return c10::List<at::Tensor>(value.cast<std::vector<at::Tensor>>());
   c10::List<int64_t> numbers;
-  for (const auto& item : items) if (py::isinstance<py::int_>(item)) numbers.push_back(item.cast<int64_t>());
+  for (const auto& item : items)
+    if (py::isinstance<py::int_>(item)) numbers.push_back(item.cast<int64_t>());
   return numbers;
 }
 
@@ -146,7 +152,7 @@ DeviceConfig config_from(const py::dict& from) {
   return to;
 }
 
-// ---- memory statistics and snapshots, shaped as torch._C._cuda_* give them ----
+// ---- memory statistics and snapshots, in the form of torch._C._cuda_* ----
 py::dict stat(const Stat& from) {
   py::dict to;
   to["current"] = from.current;
@@ -190,7 +196,7 @@ py::dict memory_stats(int device) {
 
 using Traceback = torch::CapturedTraceback;
 
-// All call stacks of a snapshot are symbolized at once: most are shared.
+// Symbolizes all call stacks of a snapshot at once, because most are shared.
 struct Stacks {
   std::unordered_map<Traceback*, py::list> frames;
   std::vector<Traceback*> wanted;
@@ -241,14 +247,16 @@ py::dict memory_snapshot(MempoolId pool, bool with_history) {
   std::vector<std::vector<MemoryEvent>> histories;
   Stacks stacks;
   for (int device = 0; device < config().count; device++) {
-    histories.push_back(with_history ? allocator(device).history() : std::vector<MemoryEvent>());  // without this snapshot in it
+    // Read before the snapshot, which is an event of the history itself.
+    histories.push_back(with_history ? allocator(device).history() : std::vector<MemoryEvent>());
     for (auto& segment : allocator(device).snapshot(pool)) segments.push_back(std::move(segment));
   }
   for (const auto& segment : segments) {
     stacks.want(segment.context);
     for (const auto& block : segment.blocks) stacks.want(block.context);
   }
-  for (const auto& history : histories) for (const auto& event : history) stacks.want(event.context);
+  for (const auto& history : histories)
+    for (const auto& event : history) stacks.want(event.context);
   stacks.resolve();
 
   py::list segment_list, traces;
@@ -314,13 +322,17 @@ py::bytes take_events() {
   return py::bytes(reinterpret_cast<const char*>(events.data()), events.size() * sizeof(TraceEvent));
 }
 
-// ---- nn.Module.__call__ with the module noted; in C++ so that it costs little and stays out of users' tracebacks ----
+// ---- nn.Module.__call__ that notes the module; in C++ so that it is cheap and stays out of users' tracebacks ----
 struct ModuleNumbers {
   std::unordered_map<PyObject*, std::pair<uint32_t, py::weakref>> numbers;
   py::object original, name_tree;
-  py::object before, after;  // who watches, as torch's hooks of modules: before(module, args), after(module, args, kwargs, result)
+  // Watchers with the signatures of torch's module hooks: before(module, args), after(module, args, kwargs, result).
+  py::object before, after;
 };
-ModuleNumbers& module_numbers() { static auto* instance = new ModuleNumbers; return *instance; }
+ModuleNumbers& module_numbers() {
+  static auto* instance = new ModuleNumbers;
+  return *instance;
+}
 
 void number_module(py::handle module, uint32_t number) {
   PyObject* key = module.ptr();
@@ -328,12 +340,14 @@ void number_module(py::handle module, uint32_t number) {
   module_numbers().numbers.insert_or_assign(key, std::pair(number, py::weakref(module, forget)));
 }
 
-// Not through torch's own hooks: torch.compile would trace them, and compile anew when they are taken off.
+// Does not use torch's own hooks: torch.compile would trace them, and recompile when they are removed.
 bool watched(const py::object& watcher, PyObject* module, PyObject* args, PyObject* kwargs, PyObject* result) {
   try {
-    const py::object kept = watcher;  // it may take itself off
+    const py::object kept = watcher;  // it may remove itself
     const auto given = py::reinterpret_steal<py::tuple>(PyTuple_GetSlice(args, 1, PyTuple_GET_SIZE(args)));
-    if (result) kept(py::handle(module), given, kwargs ? py::reinterpret_borrow<py::dict>(kwargs) : py::dict(), py::handle(result));
+    if (result)
+      kept(py::handle(module), given, kwargs ? py::reinterpret_borrow<py::dict>(kwargs) : py::dict(),
+           py::handle(result));
     else kept(py::handle(module), given);
     return true;
   } catch (py::error_already_set& error) {
@@ -363,10 +377,14 @@ PyObject* call_module(PyObject*, PyObject* args, PyObject* kwargs) {
   if (result && known.after && !watched(known.after, module, args, kwargs, result)) Py_CLEAR(result);
   return result;
 }
-// Binds to its instance as a Python function does, and is itself when asked of the class: who patches nn.Module.__call__
-// for a while (torch.fx does) puts back what it got there.
-PyObject* bind_module_call(PyObject* self, PyObject* instance, PyObject*) { return instance ? PyMethod_New(self, instance) : Py_NewRef(self); }
-PyType_Slot module_call_slots[] = {{Py_tp_call, reinterpret_cast<void*>(&call_module)}, {Py_tp_descr_get, reinterpret_cast<void*>(&bind_module_call)}, {0, nullptr}};
+// Binds to its instance as a Python function does, and is itself when read from the class: code that patches
+// nn.Module.__call__ for a while, such as torch.fx, restores what it read there.
+PyObject* bind_module_call(PyObject* self, PyObject* instance, PyObject*) {
+  return instance ? PyMethod_New(self, instance) : Py_NewRef(self);
+}
+PyType_Slot module_call_slots[] = {{Py_tp_call, reinterpret_cast<void*>(&call_module)},
+                                   {Py_tp_descr_get, reinterpret_cast<void*>(&bind_module_call)},
+                                   {0, nullptr}};
 PyType_Spec module_call_spec = {"maya_native.ModuleCall", sizeof(PyObject), 0, Py_TPFLAGS_DEFAULT, module_call_slots};
 
 py::object recorded_module_call(py::object original, py::object name_tree) {
@@ -375,101 +393,134 @@ py::object recorded_module_call(py::object original, py::object name_tree) {
   return py::reinterpret_steal<py::object>(PyObject_CallNoArgs(type));
 }
 
-py::object current_stream_data(int device, c10::StreamId stream) { return py::make_tuple(stream, device, int(c10::DeviceType::CUDA)); }
+py::object current_stream_data(int device, c10::StreamId stream) {
+  return py::make_tuple(stream, device, int(c10::DeviceType::CUDA));
+}
 
-}  // namespace
-}  // namespace maya
-
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
-  using namespace maya;
-  namespace py = pybind11;
-  // ---- life ----
-  m.def("install", [](const py::dict& wanted, const std::vector<std::string>& cuda_ops, const std::vector<std::string>& sparse_ops, py::object planner,
-                      py::dict rules, py::object no_rule) {
-    set_python_side(std::make_unique<Side>(planner, rules, no_rule));
-    try {
-      install(config_from(wanted), cuda_ops, sparse_ops);
-      torch::utils::set_requires_device_init(c10::DeviceType::CUDA, true);  // torch asks for its _lazy_init once per process otherwise
-    } catch (...) {
-      set_python_side(nullptr);
-      throw;
-    }
+// ---- the module, by subject ----
+void bind_installation(py::module_& m) {
+  m.def("install",
+        [](const py::dict& wanted, const std::vector<std::string>& cuda_ops, const std::vector<std::string>& sparse_ops,
+           py::object planner, py::dict rules, py::object no_rule) {
+          set_python_side(std::make_unique<Side>(planner, rules, no_rule));
+          try {
+            install(config_from(wanted), cuda_ops, sparse_ops);
+            // Otherwise torch calls its _lazy_init only once per process.
+            torch::utils::set_requires_device_init(c10::DeviceType::CUDA, true);
+          } catch (...) {
+            set_python_side(nullptr);
+            throw;
+          }
+        });
+  m.def("uninstall", [] {
+    uninstall();
+    set_python_side(nullptr);
   });
-  m.def("uninstall", [] { uninstall(); set_python_side(nullptr); });
   m.def("installed", &installed);
   m.def("grow", &grow);
   m.def("start_engine_threads", &start_engine_threads, py::call_guard<py::gil_scoped_release>());
-  // ---- devices and streams ----
+}
+
+void bind_devices_and_streams(py::module_& m) {
   m.def("device_count", [] { return config().count; });
   m.def("get_device", &current_device);
   m.def("set_device", &set_current_device);
-  m.def("exchange_device", [](int device) { int before = current_device(); if (device >= 0) set_current_device(device); return before; });
+  m.def("exchange_device", [](int device) {
+    int before = current_device();
+    if (device >= 0) set_current_device(device);
+    return before;
+  });
   m.def("current_stream", [](int device) { return current_stream_data(device, current_stream(device)); });
   m.def("current_raw_stream", [](int device) { return stream_handle(device, current_stream(device)); });
   m.def("default_stream", [](int device) { return current_stream_data(device, 0); });
-  m.def("set_stream", [](c10::StreamId stream, int device) { set_current_device(device); set_current_stream(device, stream); });
+  m.def("set_stream", [](c10::StreamId stream, int device) {
+    set_current_device(device);
+    set_current_stream(device, stream);
+  });
   m.def("stream_from_pool", &stream_from_pool);
   m.def("stream_handle", &stream_handle);
   m.def("stream_of_handle", &stream_of_handle);
   m.def("stream_priority", &stream_priority);
   m.def("elapsed_ms", &elapsed_ms);
+  m.def("synchronize", [] { synchronize_device(current_device()); });
+  m.def("synchronize_current_stream", [](int device) { synchronize_stream(device, current_stream(device)); });
+  m.def("default_generator", [](int device) { return default_generator(device); });
+}
+
+void bind_timing(py::module_& m) {
   m.def("start_timing", &start_timing);
   m.def("host_time_ns", &host_time);
-  m.def("set_pricing", [](py::object call, py::object collective, const std::vector<double>& dispatch_ns, double collective_ns, double graph_ns, double sync_ns) {
+  m.def("set_pricing", [](py::object call, py::object collective, const std::vector<double>& dispatch_ns,
+                          double collective_ns, double graph_ns, double sync_ns) {
     Pricing pricing;
-    auto keep = [](py::object function) {  // released with the lock of the interpreter held
-      return std::shared_ptr<py::object>(new py::object(std::move(function)), [](py::object* held) { py::gil_scoped_acquire gil; delete held; });
+    auto keep = [](py::object function) {  // released while the GIL is held
+      return std::shared_ptr<py::object>(new py::object(std::move(function)), [](py::object* held) {
+        py::gil_scoped_acquire gil;
+        delete held;
+      });
     };
-    if (!call.is_none()) pricing.call = [held = keep(call)](uint32_t number) {
-      py::gil_scoped_acquire gil;
-      auto [device, host, dispatched] = (*held)(number).cast<std::tuple<double, double, bool>>();
-      return Cost{device, host, dispatched};
-    };
-    if (!collective.is_none()) pricing.collective = [held = keep(collective)](uint32_t number) {
-      py::gil_scoped_acquire gil;
-      return (*held)(number).cast<double>();
-    };
+    if (!call.is_none())
+      pricing.call = [held = keep(call)](uint32_t number) {
+        py::gil_scoped_acquire gil;
+        auto [device, host, dispatched] = (*held)(number).cast<std::tuple<double, double, bool>>();
+        return Cost{device, host, dispatched};
+      };
+    if (!collective.is_none())
+      pricing.collective = [held = keep(collective)](uint32_t number) {
+        py::gil_scoped_acquire gil;
+        return (*held)(number).cast<double>();
+      };
     for (size_t i = 0; i < std::min<size_t>(dispatch_ns.size(), 4); i++) pricing.host.dispatch_ns[i] = dispatch_ns[i];
     pricing.host.collective_ns = collective_ns;
     pricing.host.graph_ns = graph_ns;
     pricing.host.sync_ns = sync_ns;
     set_pricing(std::move(pricing));
   });
+}
+
+void bind_op_tables(py::module_& m) {
   m.def("setting_names", &setting_names);
   m.def("set_default_settings", &set_default_settings);
   m.def("set_op_values", [](const std::map<std::string, std::tuple<int, bool, bool, bool, bool>>& given) {
     std::unordered_map<std::string, OpValues> table;
-    for (const auto& [name, said] : given)
-      table[name] = {Assume(std::get<0>(said)), std::get<1>(said), std::get<2>(said), std::get<3>(said), std::get<4>(said)};
+    for (const auto& [name, declared] : given)
+      table[name] = {Assume(std::get<0>(declared)), std::get<1>(declared), std::get<2>(declared), std::get<3>(declared),
+                     std::get<4>(declared)};
     set_op_values(std::move(table));
   });
-  // Numbers that Python has too; tests hold the two together.
-  m.attr("PLAN_STEPS") = py::dict(py::arg("OUTPUT") = int(Plan::Output), py::arg("TEMPORARY") = int(Plan::Temporary), py::arg("FREE") = int(Plan::FreeTemporary),
-                                  py::arg("BLAS_WORKSPACE") = int(Plan::BlasWorkspace), py::arg("HOST_OUTPUT") = int(Plan::HostOutput), py::arg("STORAGE") = int(Plan::Storage));
-  m.attr("ASSUMPTIONS") = py::dict(py::arg("NOTHING") = int(Assume::Nothing), py::arg("ALL_FINITE") = int(Assume::AllFinite), py::arg("TRUE") = int(Assume::True),
-                                   py::arg("FALSE") = int(Assume::False), py::arg("RANDOM_INDICES") = int(Assume::RandomIndices),
-                                   py::arg("SAME_IS_EQUAL") = int(Assume::SameIsEqual), py::arg("COMPARE_INFINITY") = int(Assume::CompareInfinity));
-  m.def("synchronize", [] { synchronize_device(current_device()); });
-  m.def("synchronize_current_stream", [](int device) { synchronize_stream(device, current_stream(device)); });
-  m.def("default_generator", [](int device) { return default_generator(device); });
-  // ---- memory ----
+  // Numbers that Python has, too; a test checks that they agree.
+  m.attr("PLAN_STEPS") =
+      py::dict(py::arg("OUTPUT") = int(Plan::Output), py::arg("TEMPORARY") = int(Plan::Temporary),
+               py::arg("FREE") = int(Plan::FreeTemporary), py::arg("BLAS_WORKSPACE") = int(Plan::BlasWorkspace),
+               py::arg("HOST_OUTPUT") = int(Plan::HostOutput), py::arg("STORAGE") = int(Plan::Storage));
+  m.attr("ASSUMPTIONS") = py::dict(
+      py::arg("NOTHING") = int(Assume::Nothing), py::arg("ALL_FINITE") = int(Assume::AllFinite),
+      py::arg("TRUE") = int(Assume::True), py::arg("FALSE") = int(Assume::False),
+      py::arg("RANDOM_INDICES") = int(Assume::RandomIndices), py::arg("SAME_IS_EQUAL") = int(Assume::SameIsEqual),
+      py::arg("COMPARE_INFINITY") = int(Assume::CompareInfinity));
+}
+
+void bind_memory(py::module_& m) {
   m.def("take_outside", [](int device, int64_t bytes) {
     if (allocator(device).take_outside(bytes)) return;
     recorder().add(EventKind::OutOfMemory, device, current_stream(device), 0, bytes);
-    TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. NCCL tried to allocate ", bytes >> 20, " MiB for the buffers of a communicator.");
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. NCCL tried to allocate ", bytes >> 20,
+                     " MiB for the buffers of a communicator.");
   });
   m.def("memory_stats", &memory_stats);
   m.def("memory_snapshot", &memory_snapshot);
   m.def("memory_info", [](int device) { return allocator(device).memory_info(); });
   m.def("reset_peak_memory_stats", [](int device) { allocator(device).reset_peak_stats(); });
   m.def("reset_accumulated_memory_stats", [](int device) { allocator(device).reset_accumulated_stats(); });
-  m.def("empty_cache", [](MempoolId pool) { for (int device = 0; device < config().count; device++) allocator(device).empty_cache(pool); });
+  m.def("empty_cache", [](MempoolId pool) {
+    for (int device = 0; device < config().count; device++) allocator(device).empty_cache(pool);
+  });
   m.def("set_memory_fraction", [](double fraction, int device) { allocator(device).set_memory_fraction(fraction); });
   m.def("memory_fraction", [](int device) { return allocator(device).memory_fraction(); });
   m.def("record_memory_history", &record_memory_history);
   m.def("clear_blas_workspaces", &clear_blas_workspaces);
-  m.def("is_made_up", &is_made_up);
-  m.def("storage_resize", [](c10::Storage storage, int64_t bytes) { resize_storage(storage.unsafeGetStorageImpl(), bytes); });
+  m.def("storage_resize",
+        [](c10::Storage storage, int64_t bytes) { resize_storage(storage.unsafeGetStorageImpl(), bytes); });
   m.def("raw_alloc", [](int64_t bytes, uint64_t stream) {
     const int device = current_device();
     auto before = current_stream(device);
@@ -479,11 +530,16 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     return py::make_tuple(reinterpret_cast<uint64_t>(memory->get()), reinterpret_cast<uint64_t>(memory));
   });
   m.def("raw_delete", [](uint64_t token) { delete reinterpret_cast<c10::DataPtr*>(token); });
+}
+
+void bind_pools(py::module_& m) {
   m.def("begin_allocate_to_pool", [](int device, MempoolId pool) {
     const auto stream = current_stream(device);
     allocator(device).begin_allocate_to_pool(pool, [stream](int64_t used) { return used == stream; });
   });
-  m.def("begin_allocate_all_to_pool", [](int device, MempoolId pool) { allocator(device).begin_allocate_to_pool(pool, [](int64_t) { return true; }); });
+  m.def("begin_allocate_all_to_pool", [](int device, MempoolId pool) {
+    allocator(device).begin_allocate_to_pool(pool, [](int64_t) { return true; });
+  });
   m.def("end_allocate_to_pool", [](int device, MempoolId pool) { allocator(device).end_allocate_to_pool(pool); });
   m.def("create_pool", [](int device, MempoolId pool, bool use_on_oom, bool no_split) {
     allocator(device).create_or_keep_pool(pool);
@@ -497,7 +553,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   });
   m.def("release_pool", [](int device, MempoolId pool) { allocator(device).release_pool(pool); });
   m.def("pool_use_count", [](int device, MempoolId pool) { return allocator(device).pool_use_count(pool); });
-  // ---- CUDA graphs ----
+}
+
+void bind_graphs(py::module_& m) {
   m.def("capturing", &capturing);
   py::class_<Graph>(m, "Graph")
       .def(py::init<>())
@@ -507,20 +565,26 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("reset", [](Graph& graph) { reset(graph); })
       .def_property_readonly("pool", [](Graph& graph) { return graph.pool; })
       .def_property_readonly("kernels", [](Graph& graph) { return graph.work.size(); });
-  // What inductor's CUDA graph trees ask of tensors and storages whose memory a graph owns (torch/csrc/cuda/Module.cpp).
-  m.def("tensor_on_storage", [](const c10::Storage& storage, std::vector<int64_t> sizes, std::vector<int64_t> strides, int64_t offset, at::ScalarType dtype) {
-    auto tensor = at::detail::make_tensor_base<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(c10::DispatchKey::CUDA), c10::scalarTypeToTypeMeta(dtype));
+  // What inductor's CUDA graph trees do with tensors and storages whose memory a graph owns
+  // (torch/csrc/cuda/Module.cpp).
+  m.def("tensor_on_storage", [](const c10::Storage& storage, std::vector<int64_t> sizes, std::vector<int64_t> strides,
+                                int64_t offset, at::ScalarType dtype) {
+    auto tensor = at::detail::make_tensor_base<c10::TensorImpl>(
+        c10::Storage(storage), c10::DispatchKeySet(c10::DispatchKey::CUDA), c10::scalarTypeToTypeMeta(dtype));
     tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
     return at::Tensor(std::move(tensor));
   });
-  m.def("free_and_forget_memory", [](size_t storage) { free_and_forget_memory(reinterpret_cast<c10::StorageImpl*>(storage)); });
+  m.def("free_and_forget_memory",
+        [](size_t storage) { free_and_forget_memory(reinterpret_cast<c10::StorageImpl*>(storage)); });
   m.def("forbid_tensor", [](const at::Tensor& tensor, const std::string& why) {
     tensor.unsafeGetTensorImpl()->release_storage_and_set_meta_custom_data_ptr_error_msg_(why);
   });
   m.def("forbid_storage", [](size_t storage, const std::string& why) {
     reinterpret_cast<c10::StorageImpl*>(storage)->release_data_and_set_meta_custom_data_ptr_error_msg_(why);
   });
-  // ---- values ----
+}
+
+void bind_values(py::module_& m) {
   m.def("is_known", &is_known);
   m.def("host_value", [](const at::Tensor& tensor) -> py::object {
     auto value = host_value(tensor);
@@ -530,18 +594,26 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("remember_parts", &remember_parts);
   m.def("carry_objects", &carry_objects);
   m.def("forget", &forget);
-  m.def("record_call", [](const std::string& op, const std::vector<py::object>& arguments, const std::vector<at::Tensor>& returns) {
-    std::vector<IValue> values, results;
-    for (const auto& argument : arguments) values.push_back(recordable(argument));
-    for (const auto& one : returns) results.emplace_back(one);
-    int device = current_device();
-    for (const auto& value : values) if (value.isTensor() && value.toTensor().is_cuda()) { device = value.toTensor().get_device(); break; }
-    OnDevice on(device);
-    record_call(op, values, results);
-  });
+  m.def("is_made_up", &is_made_up);
+}
+
+void bind_recorder(py::module_& m) {
+  m.def("record_call",
+        [](const std::string& op, const std::vector<py::object>& arguments, const std::vector<at::Tensor>& returns) {
+          std::vector<IValue> values, results;
+          for (const auto& argument : arguments) values.push_back(recordable(argument));
+          for (const auto& one : returns) results.emplace_back(one);
+          int device = current_device();
+          for (const auto& value : values)
+            if (value.isTensor() && value.toTensor().is_cuda()) {
+              device = value.toTensor().get_device();
+              break;
+            }
+          OnDevice on(device);
+          record_call(op, values, results);
+        });
   m.def("calls", &calls);
   m.def("distinct_calls", &distinct_calls);
-  // ---- the record ----
   m.def("start_recording", [] { recorder().start(); });
   m.def("stop_recording", [] { recorder().stop(); });
   m.def("take_events", &take_events);
@@ -558,7 +630,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     for (const auto& tensor : tensors) {
       if (!tensor.is_cuda()) continue;
       if (auto* allocation = allocation_of(tensor.unsafeGetTensorImpl()))
-        recorder().add(EventKind::Label, allocation->device, stream_of(allocation->block), category, address_of(allocation->block));
+        recorder().add(EventKind::Label, allocation->device, stream_of(allocation->block), category,
+                       address_of(allocation->block));
     }
   });
   m.def("allocate_as", &allocate_as);
@@ -566,6 +639,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     const auto [module, phase] = current_place();
     return std::pair(module, int(phase));
   });
+}
+
+void bind_module_calls(py::module_& m) {
   m.def("recorded_module_call", &recorded_module_call);
   m.def("number_module", &number_module);
   m.def("watch_modules", [](py::object before, py::object after) {
@@ -576,5 +652,22 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("forget_module_numbers", [] { module_numbers() = {}; });
   m.def("enter_optimizer", &enter_optimizer);
   m.def("leave_optimizer", &leave_optimizer);
+}
+
+}  // namespace
+}  // namespace maya
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  using namespace maya;
+  bind_installation(m);
+  bind_devices_and_streams(m);
+  bind_timing(m);
+  bind_op_tables(m);
+  bind_memory(m);
+  bind_pools(m);
+  bind_graphs(m);
+  bind_values(m);
+  bind_recorder(m);
+  bind_module_calls(m);
   bind_collectives(m);
 }

@@ -1,5 +1,5 @@
-// The emulated device as the rest of the native code sees it: its configuration, its memory and streams, and the
-// values it remembers. One process emulates one node: `config().count` GPUs of one kind.
+// The emulated device for the rest of the native code: its configuration, memory and streams, and the values that it
+// remembers. One process emulates one node: `config().count` GPUs of one kind.
 #pragma once
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
@@ -20,21 +20,21 @@ constexpr int kMaxDevices = 64;
 struct DeviceConfig {
   int count = 1;
   int major = 9, minor = 0;
-  int64_t total_bytes = 0;        // as the driver reports it
-  int64_t outside_bytes = 0;      // CUDA context and libraries
+  int64_t total_bytes = 0;    // as the driver reports it
+  int64_t outside_bytes = 0;  // CUDA context and libraries
   int64_t blas_workspace_bytes = 0;
   bool prefer_cudnn_attention = false;        // this GPU's default
-  bool deprioritize_cudnn_attention = false;  // as the environment says
+  bool deprioritize_cudnn_attention = false;  // by an environment variable
   std::string allocator_conf;
   int64_t cudnn_version = 0;
   int64_t cuda_version = 0;
 };
 const DeviceConfig& config();
 void install(DeviceConfig config, const std::vector<std::string>& cuda_ops, const std::vector<std::string>& sparse_ops);
-void grow(int count);  // of GPUs, while installed; they never become fewer
+void grow(int count);  // the number of GPUs, while installed; it never shrinks
 void uninstall();
 bool installed();
-bool start_engine_threads();  // autograd's worker thread per device; false if backward must not be called now
+bool start_engine_threads();  // autograd's worker threads; false if backward must not be called now
 
 // ---- which device and stream the calling thread works on ----
 int current_device();
@@ -43,12 +43,17 @@ c10::StreamId current_stream(int device);
 void set_current_stream(int device, c10::StreamId stream);
 c10::StreamId stream_from_pool(int device, int priority);
 int stream_priority(c10::StreamId stream);
-uint64_t stream_handle(int device, c10::StreamId stream);  // what cudaStream_t would print as; 0 is the default stream
+uint64_t stream_handle(int device, c10::StreamId stream);  // the value of cudaStream_t; 0 is the default stream
 c10::StreamId stream_of_handle(uint64_t handle);
 
-struct OnDevice {  // the device of the op under way
-  explicit OnDevice(int device) : previous(current_device()) { if (device != previous) set_current_device(device); }
-  ~OnDevice() { if (current_device() != previous) set_current_device(previous); }
+// Makes a device current for as long as this exists.
+struct OnDevice {
+  explicit OnDevice(int device) : previous(current_device()) {
+    if (device != previous) set_current_device(device);
+  }
+  ~OnDevice() {
+    if (current_device() != previous) set_current_device(previous);
+  }
   int previous;
 };
 
@@ -57,15 +62,15 @@ void synchronize_device(int device);
 void synchronize_stream(int device, c10::StreamId stream);
 
 at::Generator& default_generator(int device);
-// The next seed for values drawn on the host in place of the device's: follows the generator's own state.
+// The next seed for random values that the host draws instead of the device. It depends on the generator's state.
 uint64_t draw_seed(const std::optional<at::Generator>& generator);
 
 // ---- memory ----
-struct Shadow {  // what is known of the values in an allocation
+struct Shadow {  // what is known about the values in an allocation
   enum Kind : uint8_t { Unknown, Uniform, Dense };
   Kind kind = Unknown;
-  at::ScalarType dtype = at::kByte;   // of a Uniform value
-  std::unique_ptr<char[]> bytes;      // Dense: the whole storage; Uniform: one element
+  at::ScalarType dtype = at::kByte;  // of a Uniform value
+  std::unique_ptr<char[]> bytes;     // Dense: the whole storage; Uniform: one element
 };
 
 struct Allocation {
@@ -77,40 +82,41 @@ struct Allocation {
 
 CachingAllocator& allocator(int device);
 bool is_current(const CachingAllocator* allocator);
-c10::Allocator* device_allocator();   // what c10 allocates cuda storages from
+c10::Allocator* device_allocator();  // from which c10 allocates cuda storages
 c10::Allocator* pinned_allocator();
 bool is_pinned(const void* pointer);
-Allocation* allocation_of(const c10::TensorImpl* tensor);  // null: empty storage, or not ours
+Allocation* allocation_of(const c10::TensorImpl* tensor);  // null: the storage is empty, or not on the emulated device
 Allocation* allocation_of(const c10::DataPtr& pointer);
 at::Tensor new_tensor(c10::IntArrayRef sizes, c10::IntArrayRef strides, at::ScalarType dtype);  // on the current device
 void resize_storage(c10::StorageImpl* storage, int64_t bytes);
-void free_and_forget_memory(c10::StorageImpl* storage);  // its address stays, and is nobody's
-// cuBLAS keeps a workspace per handle and stream, and a handle per thread: allocated on first use, kept until cleared.
+void free_and_forget_memory(c10::StorageImpl* storage);  // the address stays, but belongs to nothing
+// cuBLAS has a workspace for each handle and stream, and a handle for each thread. A workspace is allocated on first
+// use and kept until it is cleared.
 void ensure_blas_workspace();
 void clear_blas_workspaces();
-// What this thread does until `end_aside` is none of the program's: benchmarks of a compiler, which a GPU would run once and
-// whose answers it keeps. Memory comes from an endless device beside the emulated one, nothing is recorded; the numbers of the
-// calls that were made are given back.
+// What this thread does until `end_aside` does not belong to the program: benchmarks of a compiler, which keeps their
+// results. Memory comes from a device without a limit, and nothing is recorded; `end_aside` returns the numbers of the
+// calls that were made.
 void begin_aside();
 std::vector<uint32_t> end_aside();
 bool aside();
-// What this thread's allocations hold from now on (none: what their phase tells), and what they held before.
+// Sets the category of this thread's later allocations (none: the phase decides) and returns the previous one.
 std::optional<uint32_t> allocate_as(std::optional<uint32_t> category);
-// While one of these lives, what this thread allocates and frees are temporaries of a kernel: they are recorded as such, because on
-// another GPU the same call has others.
+// While one of these exists, this thread's allocations are temporaries of a kernel. They are marked in the record,
+// because the same call has others on another GPU.
 struct AsTemporary {
   AsTemporary();
   ~AsTemporary();
 };
 
-// ---- CUDA graphs: a capture takes the work out of the record, a replay puts it back ----
+// ---- CUDA graphs: a capture takes work out of the record, a replay records it again ----
 struct Graph {
   std::vector<TraceEvent> work;
   uint32_t number = 0;
   int device = 0;
   MempoolId pool;
   bool holds_pool = false;
-  uint16_t stream = 0;  // it was captured on, as the recorder numbers them
+  uint16_t stream = 0;  // on which it was captured, by the recorder's number
 };
 bool capturing();
 void begin_capture(Graph& graph, MempoolId pool);

@@ -23,19 +23,26 @@ using c10::TensorImpl;
 using torch::jit::Stack;
 
 std::atomic<int64_t> call_count{0}, distinct_count{0};
-PythonSide* python = nullptr;  // not destroyed at exit: the interpreter is gone by then
+PythonSide* python = nullptr;  // not destroyed at exit, because the interpreter is gone by then
 
-// ---- what a call does, found once per key ----
+// ---- what a call does, computed once for each key ----
 struct Output {
-  enum Kind : uint8_t { SameAsInput, ViewOfInput, New, Undefined, Constant } kind;
+  enum Kind : uint8_t { SameAsInput, ViewOfInput, New, Undefined, Constant };
+  Kind kind = New;
   int input = -1;
-  at::DimVector sizes, strides;
-  int64_t offset = 0;  // of a view, from its input's own
+  at::DimVector sizes = {}, strides = {};
+  int64_t offset = 0;  // of a view, relative to its input's
   at::ScalarType dtype = at::kFloat;
-  IValue constant;
+  IValue constant = {};
 };
-struct Return { bool list = false; std::vector<Output> outputs; };
-struct Resize { int input; at::DimVector sizes, strides; };
+struct Return {
+  bool list = false;
+  std::vector<Output> outputs;
+};
+struct Resize {
+  int input;
+  at::DimVector sizes, strides;
+};
 
 struct Entry {
   std::vector<int64_t> key;
@@ -51,22 +58,25 @@ class Entries {
   Entry* find(uint64_t hash, const std::vector<int64_t>& key) {
     std::shared_lock lock(mutex_);
     auto [first, last] = by_hash_.equal_range(hash);
-    for (; first != last; ++first) if (first->second->key == key) return first->second.get();
+    for (; first != last; ++first)
+      if (first->second->key == key) return first->second.get();
     return nullptr;
   }
   Entry* insert(uint64_t hash, std::unique_ptr<Entry> entry) {
     std::unique_lock lock(mutex_);
-    auto [first, last] = by_hash_.equal_range(hash);  // another thread may have been quicker
-    for (; first != last; ++first) if (first->second->key == entry->key) return first->second.get();
+    auto [first, last] = by_hash_.equal_range(hash);  // another thread may have inserted it first
+    for (; first != last; ++first)
+      if (first->second->key == entry->key) return first->second.get();
     distinct_count++;
     return by_hash_.emplace(hash, std::move(entry))->second.get();
   }
+
  private:
   std::shared_mutex mutex_;
   std::unordered_multimap<uint64_t, std::unique_ptr<Entry>> by_hash_;
 };
 
-class RecordedCalls {  // calls that come by record_call instead of the dispatcher
+class RecordedCalls {  // calls through record_call instead of the dispatcher
  public:
   Entries* of(const std::string& name) {
     std::lock_guard lock(mutex_);
@@ -78,13 +88,17 @@ class RecordedCalls {  // calls that come by record_call instead of the dispatch
     std::lock_guard lock(mutex_);
     by_name_.clear();
   }
+
  private:
   std::mutex mutex_;
   std::unordered_map<std::string, std::unique_ptr<Entries>> by_name_;
 };
-RecordedCalls& recorded_calls() { static auto* instance = new RecordedCalls; return *instance; }
+RecordedCalls& recorded_calls() {
+  static auto* instance = new RecordedCalls;
+  return *instance;
+}
 
-// ---- asking the Meta kernel ----
+// ---- calling the Meta kernel ----
 struct MetaClones {  // meta tensors that share memory where the originals do
   std::unordered_map<const void*, c10::Storage> storages;
   std::vector<at::Tensor> clones;
@@ -92,7 +106,10 @@ struct MetaClones {  // meta tensors that share memory where the originals do
   at::Tensor clone(const at::Tensor& tensor) {
     if (!tensor.defined()) return tensor;
     if (tensor.layout() != at::kStrided) TORCH_CHECK_NOT_IMPLEMENTED(false, "sparse tensor");
-    if (tensor.is_cpu() && tensor.dim() == 0) { clones.push_back(tensor); return tensor; }
+    if (tensor.is_cpu() && tensor.dim() == 0) {
+      clones.push_back(tensor);
+      return tensor;
+    }
     auto* impl = tensor.unsafeGetTensorImpl();
     const void* storage = impl->unsafe_storage().unsafeGetStorageImpl();
     auto [found, inserted] = storages.try_emplace(storage);
@@ -101,7 +118,8 @@ struct MetaClones {  // meta tensors that share memory where the originals do
       const size_t bytes = impl->unsafe_storage().nbytes();
       found->second = c10::Storage(c10::Storage::use_byte_size_t(), bytes, memory->allocate(bytes), memory, true);
     }
-    auto made = at::detail::make_tensor<TensorImpl>(TensorImpl::VIEW, c10::Storage(found->second), DispatchKeySet(DispatchKey::Meta), impl->dtype());
+    auto made = at::detail::make_tensor<TensorImpl>(TensorImpl::VIEW, c10::Storage(found->second),
+                                                    DispatchKeySet(DispatchKey::Meta), impl->dtype());
     auto* meta = made.unsafeGetTensorImpl();
     meta->set_sizes_and_strides(impl->sizes(), impl->strides(), impl->storage_offset());
     if (impl->is_wrapped_number()) meta->set_wrapped_number(true);
@@ -123,17 +141,25 @@ struct MetaClones {  // meta tensors that share memory where the originals do
       for (const auto& item : value.toListRef()) tensors = tensors || item.isTensor();
       if (!tensors) return value;
       c10::List<std::optional<at::Tensor>> list;
-      for (const auto& item : value.toListRef()) list.push_back(item.isNone() ? std::optional<at::Tensor>() : clone(item.toTensor()));
+      for (const auto& item : value.toListRef())
+        list.push_back(item.isNone() ? std::optional<at::Tensor>() : clone(item.toTensor()));
       return list;
     }
     return value;
   }
 
   Output describe(const at::Tensor& result) const {
-    Output output{Output::New};
-    if (!result.defined()) { output.kind = Output::Undefined; return output; }
+    Output output;
+    if (!result.defined()) {
+      output.kind = Output::Undefined;
+      return output;
+    }
     for (size_t i = 0; i < clones.size(); i++)
-      if (clones[i].unsafeGetTensorImpl() == result.unsafeGetTensorImpl()) { output.kind = Output::SameAsInput; output.input = i; return output; }
+      if (clones[i].unsafeGetTensorImpl() == result.unsafeGetTensorImpl()) {
+        output.kind = Output::SameAsInput;
+        output.input = i;
+        return output;
+      }
     output.sizes = at::DimVector(result.sizes());
     output.strides = at::DimVector(result.strides());
     output.dtype = result.scalar_type();
@@ -150,18 +176,30 @@ struct MetaClones {  // meta tensors that share memory where the originals do
 };
 
 // ---- switches of torch ----
-struct Setting { const char* name; bool (*read)(const at::Context&); };
+struct Setting {
+  const char* name;
+  bool (*read)(const at::Context&);
+};
 using Precision = at::Float32Precision;
-Precision precision(const at::Context& context, at::Float32Op op) { return context.float32Precision(at::Float32Backend::CUDA, op); }
+Precision precision(const at::Context& context, at::Float32Op op) {
+  return context.float32Precision(at::Float32Backend::CUDA, op);
+}
 constexpr Setting kSettings[] = {
     {"deterministic", [](const at::Context& c) { return c.deterministicAlgorithms(); }},
     {"tf32_products", [](const at::Context& c) { return precision(c, at::Float32Op::MATMUL) == Precision::TF32; }},
-    {"tf32_cudnn", [](const at::Context& c) {
+    {"tf32_cudnn",
+     [](const at::Context& c) {
        const auto conv = precision(c, at::Float32Op::CONV);
        return conv == Precision::TF32 || conv == Precision::DEFAULT;
      }},
-    {"half_reductions", [](const at::Context& c) { return c.allowFP16ReductionCuBLAS() != at::CuBLASReductionOption::DisallowReducedPrecisionAllowSplitK; }},
-    {"bfloat_reductions", [](const at::Context& c) { return c.allowBF16ReductionCuBLAS() != at::CuBLASReductionOption::DisallowReducedPrecisionAllowSplitK; }},
+    {"half_reductions",
+     [](const at::Context& c) {
+       return c.allowFP16ReductionCuBLAS() != at::CuBLASReductionOption::DisallowReducedPrecisionAllowSplitK;
+     }},
+    {"bfloat_reductions",
+     [](const at::Context& c) {
+       return c.allowBF16ReductionCuBLAS() != at::CuBLASReductionOption::DisallowReducedPrecisionAllowSplitK;
+     }},
     {"cudnn", [](const at::Context& c) { return c.userEnabledCuDNN(); }},
     {"benchmark", [](const at::Context& c) { return c.benchmarkCuDNN(); }},
     {"sdpa_cudnn_first", [](const at::Context&) { return !config().deprioritize_cudnn_attention; }},
@@ -173,7 +211,7 @@ constexpr Setting kSettings[] = {
 };
 uint64_t default_settings = 0;
 
-// Only what multiplies has more than one switch; reading them all takes longer than looking a call up.
+// Only ops that multiply depend on more than one switch, and reading all of them takes longer than looking up a call.
 uint64_t settings_of(bool multiplies) {
   const auto& context = at::globalContext();
   if (!multiplies) return (default_settings & ~1ull) | uint64_t(kSettings[0].read(context));
@@ -182,16 +220,21 @@ uint64_t settings_of(bool multiplies) {
   return bits;
 }
 
-// What a CUDA kernel would refuse, torch's Meta kernels let pass.
+// CUDA kernels reject tensors of different devices; torch's Meta kernels accept them.
 void check_same_device(const c10::FunctionSchema& schema, const std::vector<TensorImpl*>& tensors) {
   if (op_values(schema.name()).mixes_devices) return;
   const TensorImpl* first = nullptr;
-  for (const auto* tensor : tensors) if (tensor->is_cuda()) { first = tensor; break; }
+  for (const auto* tensor : tensors)
+    if (tensor->is_cuda()) {
+      first = tensor;
+      break;
+    }
   if (!first) return;
   for (const auto* tensor : tensors) {
     const bool scalar = tensor->is_cpu() && tensor->dim() == 0;
-    TORCH_CHECK(scalar || tensor->device() == first->device(), "Expected all tensors to be on the same device, but found at least two devices, ",
-                first->device(), " and ", tensor->device(), "!");
+    TORCH_CHECK(scalar || tensor->device() == first->device(),
+                "Expected all tensors to be on the same device, but found at least two devices, ", first->device(),
+                " and ", tensor->device(), "!");
   }
 }
 
@@ -203,19 +246,22 @@ std::string op_name(const c10::FunctionSchema& schema) {
   return schema.overload_name().empty() ? schema.name() : schema.name() + "." + schema.overload_name();
 }
 
-// In-place ops of one tensor (normal_, fill_ ...) leave its metadata as it is. Their Meta kernels are Python, and slow to load.
+// In-place ops of one tensor (normal_, fill_ ...) do not change its metadata. Their Meta kernels are Python, and slow
+// to load.
 bool only_changes_self(const c10::FunctionSchema& schema, at::ArrayRef<IValue> arguments) {
-  if (schema.returns().size() != 1 || !schema.returns()[0].alias_info() || !schema.returns()[0].alias_info()->isWrite()) return false;
+  if (schema.returns().size() != 1 || !schema.returns()[0].alias_info() || !schema.returns()[0].alias_info()->isWrite())
+    return false;
   if (arguments.empty() || !arguments[0].isTensor() || !schema.name().ends_with("_")) return false;
   for (size_t i = 1; i < arguments.size(); i++)
     if (arguments[i].isTensor() || arguments[i].isTensorList() || arguments[i].isList()) return false;
   return true;
 }
 
-std::unique_ptr<Entry> ask_meta(const c10::OperatorHandle& op, const std::string& name, at::ArrayRef<IValue> arguments) {
+std::unique_ptr<Entry> ask_meta(const c10::OperatorHandle& op, const std::string& name,
+                                at::ArrayRef<IValue> arguments) {
   if (only_changes_self(op.schema(), arguments)) {
     auto entry = std::make_unique<Entry>();
-    entry->returns.push_back({false, {{Output::SameAsInput, 0}}});
+    entry->returns.push_back({false, {{.kind = Output::SameAsInput, .input = 0}}});
     return entry;
   }
   MetaClones metas;
@@ -225,7 +271,8 @@ std::unique_ptr<Entry> ask_meta(const c10::OperatorHandle& op, const std::string
   try {
     for (const auto& argument : arguments) stack.push_back(metas.clone(argument));
     for (auto& clone : metas.clones) before.emplace_back(clone.sizes(), clone.strides());
-    c10::impl::ExcludeDispatchKeyGuard exclude(c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset);
+    c10::impl::ExcludeDispatchKeyGuard exclude(c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+                                               c10::autocast_dispatch_keyset);
     op.redispatchBoxed(DispatchKeySet(DispatchKey::Meta), &stack);
   } catch (const c10::NotImplementedError& error) {
     refuse(name, error.what_without_backtrace());
@@ -242,8 +289,7 @@ std::unique_ptr<Entry> ask_meta(const c10::OperatorHandle& op, const std::string
       one.list = true;
       for (const at::Tensor& tensor : value.toTensorList()) one.outputs.push_back(metas.describe(tensor));
     } else {
-      one.outputs.push_back({Output::Constant});
-      one.outputs.back().constant = value;
+      one.outputs.push_back({.kind = Output::Constant, .constant = value});
     }
     for (const auto& output : one.outputs)
       if (output.kind == Output::New) entry->new_elements += c10::multiply_integers(output.sizes);
@@ -257,22 +303,25 @@ std::unique_ptr<Entry> ask_meta(const c10::OperatorHandle& op, const std::string
   return entry;
 }
 
-// ---- carrying a call out ----
+// ---- performing a call ----
 at::Tensor build(const Output& output, const std::vector<TensorImpl*>& inputs) {
   switch (output.kind) {
     case Output::New: return new_tensor(output.sizes, output.strides, output.dtype);
-    case Output::SameAsInput: return at::Tensor(c10::intrusive_ptr<TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(inputs[output.input]));
+    case Output::SameAsInput:
+      return at::Tensor(c10::intrusive_ptr<TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(inputs[output.input]));
     case Output::ViewOfInput: {
       auto* input = inputs[output.input];
-      auto view = at::detail::make_tensor<TensorImpl>(TensorImpl::VIEW, c10::Storage(input->unsafe_storage()), input->key_set(), c10::scalarTypeToTypeMeta(output.dtype));
-      view.unsafeGetTensorImpl()->set_sizes_and_strides(output.sizes, output.strides, input->storage_offset() + output.offset);
+      auto view = at::detail::make_tensor<TensorImpl>(TensorImpl::VIEW, c10::Storage(input->unsafe_storage()),
+                                                      input->key_set(), c10::scalarTypeToTypeMeta(output.dtype));
+      view.unsafeGetTensorImpl()->set_sizes_and_strides(output.sizes, output.strides,
+                                                        input->storage_offset() + output.offset);
       return view;
     }
     default: return {};
   }
 }
 
-// An output in memory of another size than its own: ATen reduces into tensors it has made at the shape of the input.
+// Makes an output whose storage has another size: ATen reduces into tensors that it allocated with the input's shape.
 at::Tensor build_in(int64_t bytes, const Output& output) {
   const int64_t item = c10::elementSize(output.dtype);
   auto made = new_tensor({bytes / item}, {1}, output.dtype);
@@ -283,14 +332,15 @@ at::Tensor build_in(int64_t bytes, const Output& output) {
 void apply_resizes(const Entry& entry, const std::vector<TensorImpl*>& inputs) {
   for (const auto& resize : entry.resizes) {
     auto* tensor = inputs[resize.input];
-    const auto need = at::detail::computeStorageNbytes(resize.sizes, resize.strides, tensor->dtype().itemsize(), tensor->storage_offset());
+    const auto need = at::detail::computeStorageNbytes(resize.sizes, resize.strides, tensor->dtype().itemsize(),
+                                                       tensor->storage_offset());
     auto* storage = tensor->unsafe_storage().unsafeGetStorageImpl();
     if (storage->nbytes() < need) resize_storage(storage, need);
     tensor->set_sizes_and_strides(resize.sizes, resize.strides);
   }
 }
 
-// A kernel's temporaries: what it does not free on the way goes in reverse order, as C++ locals do.
+// A kernel's temporaries. Those that it does not free itself are freed in reverse order, as C++ locals are.
 struct Temporaries {
   std::vector<c10::DataPtr> held;
   void allocate(int64_t bytes) {
@@ -307,14 +357,15 @@ struct Temporaries {
   }
 };
 
-// Makes the outputs in the order the real kernel allocates them, with its temporaries in between.
+// Allocates the outputs in the order of the real kernel, with its temporaries in between.
 void allocate_outputs(const Entry& entry, const std::vector<TensorImpl*>& inputs, Stack& results) {
-  std::vector<at::Tensor> made;  // New outputs, by their order over all returns
+  std::vector<at::Tensor> made;  // the New outputs, in the order of the returns
   Temporaries temporaries;
   if (entry.plan.has_program) {
     std::vector<const Output*> fresh;
     for (const auto& one : entry.returns)
-      for (const auto& output : one.outputs) if (output.kind == Output::New) fresh.push_back(&output);
+      for (const auto& output : one.outputs)
+        if (output.kind == Output::New) fresh.push_back(&output);
     made.resize(fresh.size());
     std::optional<int64_t> storage_bytes;  // of the next output
     for (auto [step, value] : entry.plan.program) {
@@ -375,9 +426,11 @@ void remember_results(const Entry& entry, HostRun how, const Stack& values, cons
 }
 
 int device_of(const Key& key, at::ArrayRef<IValue> arguments) {
-  for (auto* tensor : key.tensors) if (tensor->is_cuda()) return tensor->device().index();
+  for (auto* tensor : key.tensors)
+    if (tensor->is_cuda()) return tensor->device().index();
   for (const auto& argument : arguments)
-    if (argument.isDevice() && argument.toDevice().is_cuda() && argument.toDevice().has_index()) return argument.toDevice().index();
+    if (argument.isDevice() && argument.toDevice().is_cuda() && argument.toDevice().has_index())
+      return argument.toDevice().index();
   return current_device();
 }
 
@@ -404,7 +457,8 @@ struct Kernel final : c10::OperatorKernel {
     puts_by_index = base == "aten::_index_put_impl_";
     copies_lists = name == "aten::_foreach_copy_";
     takes_masks = puts_by_index || name == "aten::index.Tensor" || name == "aten::index.Tensor_out";
-    numbers_matter = !(op.hasTag(at::Tag::pointwise) || base.starts_with("aten::_foreach") || base.starts_with("aten::_fused_") || base.ends_with("_"));
+    numbers_matter = !(op.hasTag(at::Tag::pointwise) || base.starts_with("aten::_foreach") ||
+                       base.starts_with("aten::_fused_") || base.ends_with("_"));
   }
 
   void operator()(const c10::OperatorHandle& op, DispatchKeySet, Stack* stack) {
@@ -413,11 +467,13 @@ struct Kernel final : c10::OperatorKernel {
     const size_t count = op.schema().arguments().size(), base = stack->size() - count;
     if (takes_masks) {
       IValue* given = stack->data() + base;
-      if (puts_by_index && !given[3].toBool() && fill_by_mask(given[0].toTensor(), given[1], given[2].toTensor())) return stack->resize(base + 1);
+      if (puts_by_index && !given[3].toBool() && fill_by_mask(given[0].toTensor(), given[1], given[2].toTensor()))
+        return stack->resize(base + 1);
       expand_masks(given[0].toTensor(), given[1]);
     }
     const at::ArrayRef<IValue> arguments(stack->data() + base, count);
-    if (copies_lists && copy_between_devices(arguments[0], arguments[1], arguments[2].toBool())) return stack->resize(base);
+    if (copies_lists && copy_between_devices(arguments[0], arguments[1], arguments[2].toBool()))
+      return stack->resize(base);
     ScopedKey key;
     const uint64_t settings = settings_of(traits.heavy);
     key->words.push_back(settings);
@@ -427,7 +483,7 @@ struct Kernel final : c10::OperatorKernel {
     Entry* entry = entries.find(hash, key->words);
     if (!entry) entry = entries.insert(hash, describe(op, *key.key, arguments, settings));
 
-    apply_resizes(*entry, key->tensors);  // first: an out= tensor that came empty can then be written on the host too
+    apply_resizes(*entry, key->tensors);  // first, so that an empty out= tensor can be written on the host, too
     Stack values;
     HostRun host = HostRun::NotKnown;
     if (traits.computable && !entry->host_cannot.load(std::memory_order_relaxed)) {
@@ -444,18 +500,20 @@ struct Kernel final : c10::OperatorKernel {
     for (auto& result : results) stack->push_back(std::move(result));
   }
 
-  std::unique_ptr<Entry> describe(const c10::OperatorHandle& op, const Key& key, at::ArrayRef<IValue> arguments, uint64_t settings) {
+  std::unique_ptr<Entry> describe(const c10::OperatorHandle& op, const Key& key, at::ArrayRef<IValue> arguments,
+                                  uint64_t settings) {
     check_same_device(op.schema(), key.tensors);
     auto entry = ask_meta(op, name, arguments);
     entry->key = key.words;
-    Stack outputs;  // as metadata for the planner: nothing is allocated yet
+    Stack outputs;  // metadata for the planner: nothing is allocated yet
     for (const auto& one : entry->returns) {
       auto meta = [&](const Output& output) {
         if (output.kind == Output::New || output.kind == Output::ViewOfInput)
           return at::Tensor(at::detail::empty_strided_meta(output.sizes, output.strides, output.dtype));
-        for (const auto& resize : entry->resizes)  // an out= tensor, as it will be
+        for (const auto& resize : entry->resizes)  // an out= tensor with its new size
           if (output.kind == Output::SameAsInput && resize.input == output.input)
-            return at::Tensor(at::detail::empty_strided_meta(resize.sizes, resize.strides, c10::typeMetaToScalarType(key.tensors[resize.input]->dtype())));
+            return at::Tensor(at::detail::empty_strided_meta(
+                resize.sizes, resize.strides, c10::typeMetaToScalarType(key.tensors[resize.input]->dtype())));
         return output.kind == Output::SameAsInput ? build(output, key.tensors) : at::Tensor();
       };
       if (one.list) {
@@ -471,16 +529,21 @@ struct Kernel final : c10::OperatorKernel {
   }
 };
 
-// Ops that only look at or change metadata: torch's CPU kernel does that for any device.
+// Ops that only read or change metadata: torch's CPU kernel does that for any device.
 struct MetadataKernel final : c10::OperatorKernel {
-  void operator()(const c10::OperatorHandle& op, DispatchKeySet, Stack* stack) { op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), stack); }
+  void operator()(const c10::OperatorHandle& op, DispatchKeySet, Stack* stack) {
+    op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), stack);
+  }
 };
 // Sparse ops whose implementation is one function for CPU and CUDA, built from dense ops.
 struct SparseKernel final : c10::OperatorKernel {
-  void operator()(const c10::OperatorHandle& op, DispatchKeySet, Stack* stack) { op.redispatchBoxed(DispatchKeySet(DispatchKey::SparseCPU), stack); }
+  void operator()(const c10::OperatorHandle& op, DispatchKeySet, Stack* stack) {
+    op.redispatchBoxed(DispatchKeySet(DispatchKey::SparseCPU), stack);
+  }
 };
 
-// Ops of other libraries (torchvision, the user's own) that have no CUDA kernel here: by their Meta kernel as well.
+// Ops of other libraries (torchvision, the user's own) that have no CUDA kernel here also run through their Meta
+// kernel.
 struct Fallback final : c10::OperatorKernel {
   std::mutex mutex;
   std::unordered_map<std::string, std::unique_ptr<Kernel>> kernels;
@@ -514,7 +577,8 @@ struct QuietWarnings : c10::WarningHandler {  // on a CUDA build each registrati
 
 std::optional<c10::OperatorHandle> find_op(const std::string& full_name) {
   const auto dot = full_name.find('.');
-  return c10::Dispatcher::singleton().findSchema({full_name.substr(0, dot), dot == std::string::npos ? "" : full_name.substr(dot + 1)});
+  return c10::Dispatcher::singleton().findSchema(
+      {full_name.substr(0, dot), dot == std::string::npos ? "" : full_name.substr(dot + 1)});
 }
 
 bool returns_view(const c10::FunctionSchema& schema) {
@@ -551,7 +615,8 @@ void register_kernels(const std::vector<std::string>& cuda_ops, const std::vecto
   }
   library("_", DispatchKey::CUDA).fallback(boxed<Fallback>());
   auto& sparse = library("aten", DispatchKey::SparseCUDA);
-  for (const auto& name : sparse_ops) if (find_op("aten::" + name)) sparse.impl(name.c_str(), boxed<SparseKernel>());
+  for (const auto& name : sparse_ops)
+    if (find_op("aten::" + name)) sparse.impl(name.c_str(), boxed<SparseKernel>());
 }
 
 void unregister_kernels() {
@@ -573,7 +638,7 @@ Entry* recorded_entry(const std::string& name, at::ArrayRef<IValue> arguments, a
   auto made = std::make_unique<Entry>();
   made->key = key->words;
   const auto op = find_op(name);
-  const bool whole = op && op->schema().arguments().size() == arguments.size();  // not only the tensors of the call
+  const bool whole = op && op->schema().arguments().size() == arguments.size();  // all arguments, not only the tensors
   if (python) made->plan = python->plan(name, whole ? &op->schema() : nullptr, arguments, returns, settings);
   return mine->insert(hash, std::move(made));
 }

@@ -7,17 +7,23 @@ namespace maya {
 namespace {
 std::atomic<int> captures{0};
 std::atomic<uint32_t> next_graph{1};
-struct Capture { size_t first_event; int64_t stream; };
+struct Capture {
+  size_t first_event;
+  int64_t stream;
+};
 thread_local Capture capture;
 }  // namespace
 
 bool capturing() { return captures > 0; }
 
 void begin_capture(Graph& graph, MempoolId pool) {
-  TORCH_CHECK(graph.number == 0, "This CUDAGraph instance already owns a captured graph. To capture a new graph, create a new instance.");
+  TORCH_CHECK(graph.number == 0,
+              "This CUDAGraph instance already owns a captured graph. To capture a new graph, create a new instance.");
   const int device = current_device();
   const auto stream = current_stream(device);
-  TORCH_CHECK(stream != 0, "CUDA graphs must be captured on a non-default stream. (However, after capture, it's ok to replay them on the default stream.)");
+  TORCH_CHECK(stream != 0,
+              "CUDA graphs must be captured on a non-default stream. (However, after capture, it's ok to replay them "
+              "on the default stream.)");
   graph.device = device;
   graph.pool = pool;
   graph.holds_pool = true;
@@ -42,7 +48,7 @@ void replay(const Graph& graph) {
   recorder().add(EventKind::GraphLaunch, graph.device, stream, graph.number, graph.work.size());
   const uint16_t here = recorder().stream_number(graph.device, stream);
   for (TraceEvent event : graph.work) {
-    if (event.stream == graph.stream) event.stream = here;  // what was captured on a stream is launched on the current one
+    if (event.stream == graph.stream) event.stream = here;  // captured work is launched on the current stream
     recorder().append(event);
   }
   if (timing()) time_graph(graph.device, stream, graph.work);

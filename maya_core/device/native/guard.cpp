@@ -1,9 +1,9 @@
-// Devices, streams, events and generators: the c10 device guard and the CUDA hooks of the emulated device, and how
-// they are put in place of torch's own and taken away again.
-#include <ATen/core/GeneratorForPrivateuseone.h>
+// Devices, streams, events and generators: the c10 device guard and the CUDA hooks of the emulated device. Installs
+// them in place of torch's own, and removes them again.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/core/GeneratorForPrivateuseone.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -14,14 +14,14 @@
 #include <map>
 
 #include "device.h"
-#include "timing.h"
 #include "dispatch.h"
+#include "timing.h"
 
 namespace maya {
 namespace {
 
-// Stream ids as c10/cuda/CUDAStream makes them: 0 the default, an even pointer an external one, else a place in one of
-// the pools, by priority. A program's 33rd stream of a pool is its first again.
+// Stream ids have the form of c10/cuda/CUDAStream: 0 is the default stream, an even number the pointer of an external
+// one, and any other a place in one of the pools, by priority. The 33rd stream of a pool is the first one again.
 constexpr int kStreamsPerPool = 32, kPriorities = 4;
 bool from_pool(c10::StreamId stream) { return stream & 1; }
 
@@ -37,7 +37,7 @@ thread_local std::array<c10::StreamId, kMaxDevices> this_stream{};
 std::array<std::array<std::atomic<uint32_t>, kPriorities>, kMaxDevices> streams_taken;
 std::atomic<uint32_t> next_event{1};
 
-struct Event {  // handles are used again and again, so a record is (handle, version)
+struct Event {  // handles are reused, so (handle, version) identifies a record
   uint32_t handle;
   int64_t version = 0;
   c10::StreamId stream = 0;
@@ -49,7 +49,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   using Device = c10::Device;
   using Stream = c10::Stream;
   static int index(Device device) { return device.index() < 0 ? current_device() : device.index(); }
-  static Stream stream(int device, c10::StreamId id) { return Stream(Stream::UNSAFE, Device(c10::DeviceType::CUDA, device), id); }
+  static Stream stream(int device, c10::StreamId id) {
+    return Stream(Stream::UNSAFE, Device(c10::DeviceType::CUDA, device), id);
+  }
 
   c10::DeviceType type() const override { return c10::DeviceType::CUDA; }
   Device exchangeDevice(Device device) const override {
@@ -58,18 +60,28 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return before;
   }
   Device getDevice() const override { return Device(c10::DeviceType::CUDA, current_device()); }
-  void setDevice(Device device) const override { if (device.index() >= 0) set_current_device(device.index()); }
-  void uncheckedSetDevice(Device device) const noexcept override { if (device.index() >= 0) this_device = device.index(); }
+  void setDevice(Device device) const override {
+    if (device.index() >= 0) set_current_device(device.index());
+  }
+  void uncheckedSetDevice(Device device) const noexcept override {
+    if (device.index() >= 0) this_device = device.index();
+  }
   Stream getStream(Device device) const override { return stream(index(device), current_stream(index(device))); }
   Stream getDefaultStream(Device device) const override { return stream(index(device), 0); }
-  Stream getStreamFromGlobalPool(Device device, bool high) const override { return getNewStream(device, high ? -1 : 0); }
-  Stream getNewStream(Device device, int priority) const override { return stream(index(device), stream_from_pool(index(device), priority)); }
+  Stream getStreamFromGlobalPool(Device device, bool high) const override {
+    return getNewStream(device, high ? -1 : 0);
+  }
+  Stream getNewStream(Device device, int priority) const override {
+    return stream(index(device), stream_from_pool(index(device), priority));
+  }
   Stream exchangeStream(Stream next) const override {
     auto before = getStream(next.device());
     set_current_stream(next.device_index(), next.id());
     return before;
   }
-  void* getStreamNativeHandle(const Stream s) const override { return reinterpret_cast<void*>(stream_handle(s.device_index(), s.id())); }
+  void* getStreamNativeHandle(const Stream s) const override {
+    return reinterpret_cast<void*>(stream_handle(s.device_index(), s.id()));
+  }
   bool isStreamCapturing(const Stream&) const override { return capturing(); }
 
   void record(void** slot, const Stream& s, const c10::DeviceIndex, const c10::EventFlag flag) const override {
@@ -101,20 +113,28 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   bool queryStream(const Stream&) const override { return true; }
   void synchronizeStream(const Stream& s) const override { synchronize_stream(s.device_index(), s.id()); }
-  void synchronizeDevice(const c10::DeviceIndex device) const override { synchronize_device(device < 0 ? current_device() : device); }
+  void synchronizeDevice(const c10::DeviceIndex device) const override {
+    synchronize_device(device < 0 ? current_device() : device);
+  }
   void recordDataPtrOnStream(const c10::DataPtr& pointer, const Stream& s) const override {
     if (auto* allocation = allocation_of(pointer)) allocation->allocator->record_stream(allocation->block, s.id());
   }
   c10::DeviceIndex deviceCount() const noexcept override { return the_config.count; }
 };
 
-Guard& guard() { static auto* instance = new Guard; return *instance; }
+Guard& guard() {
+  static auto* instance = new Guard;
+  return *instance;
+}
 
 struct Generator final : c10::GeneratorImpl {  // the state of CUDA's Philox generator: a seed and an offset
-  struct State { uint64_t seed = c10::default_rng_seed_val, offset = 0; };
+  struct State {
+    uint64_t seed = c10::default_rng_seed_val, offset = 0;
+  };
   std::shared_ptr<State> state = std::make_shared<State>();
 
-  explicit Generator(int device) : GeneratorImpl(c10::Device(c10::DeviceType::CUDA, device), c10::DispatchKeySet(c10::DispatchKey::CUDA)) {}
+  explicit Generator(int device)
+      : GeneratorImpl(c10::Device(c10::DeviceType::CUDA, device), c10::DispatchKeySet(c10::DispatchKey::CUDA)) {}
   void set_current_seed(uint64_t seed) override { *state = {seed, 0}; }
   uint64_t current_seed() const override { return state->seed; }
   void set_offset(uint64_t offset) override { state->offset = offset; }
@@ -153,8 +173,12 @@ struct Hooks final : at::CUDAHooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return the_config.count > 0; }
   void init() const override {}
-  const at::Generator& getDefaultGenerator(c10::DeviceIndex i) const override { return default_generator(i < 0 ? current_device() : i); }
-  at::Generator getNewGenerator(c10::DeviceIndex i) const override { return at::make_generator<Generator>(i < 0 ? current_device() : i); }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex i) const override {
+    return default_generator(i < 0 ? current_device() : i);
+  }
+  at::Generator getNewGenerator(c10::DeviceIndex i) const override {
+    return at::make_generator<Generator>(i < 0 ? current_device() : i);
+  }
   c10::Device getDeviceFromPtr(void*) const override { return c10::Device(c10::DeviceType::CUDA, current_device()); }
   bool isPinnedPtr(const void* pointer) const override { return is_pinned(pointer); }
   bool hasCUDA() const override { return true; }
@@ -190,7 +214,8 @@ struct Hooks final : at::CUDAHooksInterface {
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override { return exchangeDevice(device); }
 };
 
-// Torch keeps its hooks object in a static of its own. It has no data members, so what it is, is its vtable.
+// torch keeps its hooks object in a static variable. It has no data members, so replacing its vtable replaces the
+// hooks.
 void* exchange_hooks(void* vtable) {
   auto& hooks = const_cast<at::CUDAHooksInterface&>(at::detail::getCUDAHooks());
   void*& slot = *reinterpret_cast<void**>(&hooks);
@@ -198,8 +223,11 @@ void* exchange_hooks(void* vtable) {
 }
 static_assert(sizeof(at::CUDAHooksInterface) == sizeof(void*), "CUDAHooksInterface has grown data members");
 
-// Gives access to what the autograd engine keeps from us (a legal use of explicit instantiation).
-template <auto Member, int Tag> struct Access { friend auto engine_member(std::integral_constant<int, Tag>) { return Member; } };
+// Gives access to private members of the autograd engine (explicit instantiation ignores access, legally).
+template <auto Member, int Tag>
+struct Access {
+  friend auto engine_member(std::integral_constant<int, Tag>) { return Member; }
+};
 auto engine_member(std::integral_constant<int, 0>);
 auto engine_member(std::integral_constant<int, 1>);
 auto engine_member(std::integral_constant<int, 2>);
@@ -208,18 +236,19 @@ template struct Access<&Engine::device_ready_queues_, 0>;
 template struct Access<&Engine::non_reentrant_device_thread_count_, 1>;
 template struct Access<&Engine::start_device_threads, 2>;
 
-struct Before {  // what torch had in our places
+struct Before {  // what torch had installed
   const c10::impl::DeviceGuardImplInterface* guard = nullptr;
   c10::Allocator* allocator = nullptr;
   void* hooks = nullptr;
 } before;
 
-// Blocks are recorded where they are made (memory.cpp); what the allocator asks of the driver, only it knows.
+// Blocks are recorded where they are allocated (memory.cpp); only the allocator knows about segments.
 void record_segment(const MemoryEvent& event) {
   const bool made = event.action == MemoryAction::SegmentAlloc || event.action == MemoryAction::SegmentMap;
   const bool gone = event.action == MemoryAction::SegmentFree || event.action == MemoryAction::SegmentUnmap;
   if (made || gone)
-    recorder().add(made ? EventKind::SegmentAlloc : EventKind::SegmentFree, event.device, event.stream, 0, event.address, event.size);
+    recorder().add(made ? EventKind::SegmentAlloc : EventKind::SegmentFree, event.device, event.stream, 0,
+                   event.address, event.size);
 }
 
 }  // namespace
@@ -237,8 +266,8 @@ bool is_current(const CachingAllocator* one) {
 
 int current_device() { return this_device; }
 void set_current_device(int device) {
-  TORCH_CHECK(device >= 0 && device < the_config.count, "CUDA error: invalid device ordinal\nDevice ", device, " was asked for, and ",
-              the_config.count, " ", the_config.count == 1 ? "is" : "are", " emulated.");
+  TORCH_CHECK(device >= 0 && device < the_config.count, "CUDA error: invalid device ordinal\nDevice ", device,
+              " was requested, but only ", the_config.count, the_config.count == 1 ? " is" : " are", " emulated.");
   this_device = device;
 }
 c10::StreamId current_stream(int device) { return this_stream[device]; }
@@ -251,11 +280,13 @@ c10::StreamId stream_from_pool(int device, int priority) {
 }
 int stream_priority(c10::StreamId stream) { return from_pool(stream) ? 1 - int(stream >> 1 & 0xf) : 0; }
 
-constexpr uint64_t kHandles = 0x5500'0000'0000ull;  // where our cudaStream_t values lie
+constexpr uint64_t kHandles = 0x5500'0000'0000ull;  // the range of the emulated cudaStream_t values
 uint64_t stream_handle(int device, c10::StreamId stream) {
   return from_pool(stream) ? kHandles | uint64_t(device) << 24 | uint64_t(stream) << 4 : uint64_t(stream);
 }
-c10::StreamId stream_of_handle(uint64_t handle) { return handle >> 32 == kHandles >> 32 ? (handle >> 4) & 0xfffff : handle; }
+c10::StreamId stream_of_handle(uint64_t handle) {
+  return handle >> 32 == kHandles >> 32 ? (handle >> 4) & 0xfffff : handle;
+}
 
 double elapsed_ms(uint64_t from, uint64_t to) {
   TORCH_CHECK(from && to, "Both events must be recorded before calculating elapsed time.");
@@ -292,7 +323,8 @@ uint64_t draw_seed(const std::optional<at::Generator>& given) {
 void grow(int count) {
   TORCH_CHECK(count <= kMaxDevices, "at most ", kMaxDevices, " GPUs are emulated in a process");
   for (int device = int(allocators.size()); device < count; device++) {
-    auto made = std::make_unique<CachingAllocator>(device, the_config.total_bytes, the_config.outside_bytes, the_settings);
+    auto made =
+        std::make_unique<CachingAllocator>(device, the_config.total_bytes, the_config.outside_bytes, the_settings);
     made->set_listener(record_segment);
     allocators.push_back(std::move(made));
     default_generator(device).set_current_seed(c10::default_rng_seed_val);
@@ -301,7 +333,8 @@ void grow(int count) {
   the_config.count = int(allocators.size());
 }
 
-void install(DeviceConfig wanted, const std::vector<std::string>& cuda_ops, const std::vector<std::string>& sparse_ops) {
+void install(DeviceConfig wanted, const std::vector<std::string>& cuda_ops,
+             const std::vector<std::string>& sparse_ops) {
   TORCH_CHECK(!is_installed, "the emulated device is installed already");
   the_settings = parse_allocator_settings(wanted.allocator_conf);
   the_config = std::move(wanted);
@@ -324,7 +357,7 @@ void uninstall() {
   clear_blas_workspaces();
   exchange_hooks(before.hooks);
   c10::SetAllocator(c10::DeviceType::CUDA, before.allocator, 100);
-  // Futures of collectives ask for a guard when they die, which may be later.
+  // Futures of collectives need a guard when they are destroyed, which may be later.
   static const auto* none = new c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA>;
   c10::impl::device_guard_impl_registry[size_t(c10::DeviceType::CUDA)].store(before.guard ? before.guard : none);
   for (auto& one : allocators) {
@@ -339,7 +372,7 @@ bool start_engine_threads() {
   auto& engine = Engine::get_default_engine();
   auto queues = engine_member(std::integral_constant<int, 0>{});
   if (int((engine.*queues).size()) >= the_config.count) return true;
-  // The engine starts its threads once, on the first backward: if that was before the device was there, start them now.
+  // The engine starts its threads once, on the first backward. If that was before the device existed, start them now.
   (engine.*engine_member(std::integral_constant<int, 1>{})).store(0);
   (engine.*engine_member(std::integral_constant<int, 2>{}))();
   return true;

@@ -15,24 +15,30 @@ namespace {
 using at::Tensor;
 using c10::IntArrayRef;
 
-int device_index(std::optional<c10::Device> device) { return device && device->has_index() ? device->index() : current_device(); }
-at::ScalarType or_default(std::optional<at::ScalarType> dtype) { return dtype.value_or(c10::get_default_dtype_as_scalartype()); }
-
-Tensor empty(IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout>, std::optional<c10::Device> device,
-             std::optional<bool>, std::optional<at::MemoryFormat> format) {
-  OnDevice on(device_index(device));
-  return Tensor(at::detail::empty_generic(sizes, device_allocator(), c10::DispatchKeySet(c10::DispatchKey::CUDA), or_default(dtype), format));
+int device_index(std::optional<c10::Device> device) {
+  return device && device->has_index() ? device->index() : current_device();
+}
+at::ScalarType or_default(std::optional<at::ScalarType> dtype) {
+  return dtype.value_or(c10::get_default_dtype_as_scalartype());
 }
 
-Tensor empty_strided(IntArrayRef sizes, IntArrayRef strides, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
-                     std::optional<c10::Device> device, std::optional<bool>) {
+Tensor empty(IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+             std::optional<c10::Device> device, std::optional<bool>, std::optional<at::MemoryFormat> format) {
+  OnDevice on(device_index(device));
+  return Tensor(at::detail::empty_generic(sizes, device_allocator(), c10::DispatchKeySet(c10::DispatchKey::CUDA),
+                                          or_default(dtype), format));
+}
+
+Tensor empty_strided(IntArrayRef sizes, IntArrayRef strides, std::optional<at::ScalarType> dtype,
+                     std::optional<at::Layout>, std::optional<c10::Device> device, std::optional<bool>) {
   OnDevice on(device_index(device));
   return new_tensor(sizes, strides, or_default(dtype));
 }
 
-// A copy between host and device is a plain memcpy only if both sides lie in memory the same way.
+// A copy between host and device is a plain memcpy only if both sides have the same layout in memory.
 bool needs_staging(const Tensor& to, const Tensor& from) {
-  if (to.scalar_type() != from.scalar_type() || to.is_conj() != from.is_conj() || to.is_neg() != from.is_neg()) return true;
+  if (to.scalar_type() != from.scalar_type() || to.is_conj() != from.is_conj() || to.is_neg() != from.is_neg())
+    return true;
   if (to.sizes() != from.sizes()) return true;
   if (to.is_contiguous() && from.is_contiguous()) return false;  // strides may still differ where a size is 1
   return to.strides() != from.strides() || !to.is_non_overlapping_and_dense();
@@ -40,7 +46,8 @@ bool needs_staging(const Tensor& to, const Tensor& from) {
 
 void move_values(const Tensor& to, const Tensor& from) {
   if (auto value = from.is_cuda() ? host_value(from) : std::optional(from)) {
-    const bool uniform = from.is_cuda() && value->numel() > 1 && value->storage().nbytes() == value->element_size();
+    const bool uniform =
+        from.is_cuda() && value->numel() > 1 && int64_t(value->storage().nbytes()) == value->element_size();
     if (uniform) remember_uniform(to, value->flatten()[0].item());
     else remember(to, *value);
   } else {
@@ -57,11 +64,11 @@ Tensor& copy_(Tensor& to, const Tensor& from, bool non_blocking) {
     move_values(to, from.sizes() == to.sizes() ? from : from.expand(to.sizes()));
     return to;
   }
-  if (needs_staging(to, from)) {  // as ATen: convert and pack on the source's side, copy, unpack on the target's
-    Tensor there = to.is_contiguous() ? to : at::empty_like(to, at::MemoryFormat::Contiguous);
-    Tensor here = from.to(to.scalar_type()).expand_as(to).contiguous();
-    there.copy_(here, non_blocking);
-    if (!there.is_same(to)) to.copy_(there, non_blocking);
+  if (needs_staging(to, from)) {  // as in ATen: convert and pack on the source's side, copy, unpack on the target's
+    Tensor target = to.is_contiguous() ? to : at::empty_like(to, at::MemoryFormat::Contiguous);
+    Tensor source = from.to(to.scalar_type()).expand_as(to).contiguous();
+    target.copy_(source, non_blocking);
+    if (!target.is_same(to)) to.copy_(target, non_blocking);
     return to;
   }
   record_call("aten::copy_", {to, from}, {});
@@ -104,7 +111,8 @@ bool equal(const Tensor& self, const Tensor& other) {
 }
 
 void record_stream(Tensor& self, c10::Stream stream) {
-  if (auto* allocation = allocation_of(self.unsafeGetTensorImpl())) allocation->allocator->record_stream(allocation->block, stream.id());
+  if (auto* allocation = allocation_of(self.unsafeGetTensorImpl()))
+    allocation->allocator->record_stream(allocation->block, stream.id());
 }
 
 const Tensor& resize_(const Tensor& self, IntArrayRef sizes, std::optional<at::MemoryFormat> format) {
@@ -124,7 +132,8 @@ Tensor& set_from(Tensor& self, c10::Storage storage, int64_t offset, IntArrayRef
   tensor->set_storage_keep_dtype(std::move(storage));
   const auto packed = c10::contiguous_strides(sizes);
   tensor->set_sizes_and_strides(sizes, strides.size() == sizes.size() ? strides : IntArrayRef(packed), offset);
-  const auto need = at::detail::computeStorageNbytes(tensor->sizes(), tensor->strides(), self.dtype().itemsize(), offset);
+  const auto need =
+      at::detail::computeStorageNbytes(tensor->sizes(), tensor->strides(), self.dtype().itemsize(), offset);
   auto* memory = tensor->unsafe_storage().unsafeGetStorageImpl();
   if (memory->nbytes() < need) resize_storage(memory, need);
   return self;
@@ -133,7 +142,9 @@ Tensor& set_storage(Tensor& self, c10::Storage storage) {
   const int64_t elements = storage.nbytes() / self.dtype().itemsize();
   return set_from(self, std::move(storage), 0, {elements}, {1});
 }
-Tensor& set_tensor(Tensor& self, const Tensor& from) { return set_from(self, from.storage(), from.storage_offset(), from.sizes(), from.strides()); }
+Tensor& set_tensor(Tensor& self, const Tensor& from) {
+  return set_from(self, from.storage(), from.storage_offset(), from.sizes(), from.strides());
+}
 Tensor& set_nothing(Tensor& self) {
   OnDevice on(self.device().index());
   return set_from(self, new_tensor({0}, {1}, self.scalar_type()).storage(), 0, {0}, {1});
@@ -145,14 +156,18 @@ bool copy_between_devices(const c10::IValue& to, const c10::IValue& from, bool n
   const auto targets = to.toTensorVector(), sources = from.toTensorVector();
   auto elsewhere = [&](const Tensor& tensor) { return tensor.device() != targets[0].device(); };
   if (targets.size() != sources.size() || targets.empty()) return false;
-  if (std::none_of(targets.begin(), targets.end(), elsewhere) && std::none_of(sources.begin(), sources.end(), elsewhere)) return false;
+  if (std::none_of(targets.begin(), targets.end(), elsewhere) &&
+      std::none_of(sources.begin(), sources.end(), elsewhere))
+    return false;
   for (size_t i = 0; i < targets.size(); i++) targets[i].copy_(sources[i], non_blocking);
   return true;
 }
 
 std::unordered_set<std::string> register_handwritten_kernels(torch::Library& aten) {
   std::unordered_set<std::string> names;
-#define BY_HAND(name, function) aten.impl(name, function); names.insert(name)
+#define BY_HAND(name, function) \
+  aten.impl(name, function);    \
+  names.insert(name)
   BY_HAND("empty.memory_format", &empty);
   BY_HAND("empty_strided", &empty_strided);
   BY_HAND("copy_", &copy_);
@@ -174,7 +189,7 @@ std::unordered_set<std::string> register_handwritten_kernels(torch::Library& ate
   return names;
 }
 
-// On a CPU build nobody else reads these pointers; a CUDA build without a GPU cannot run what they pointed to.
+// A CPU build of torch does not use these pointers, and a CUDA build without a GPU cannot run what they pointed to.
 void restore_stubs() { restore_attention_backends(); }
 
 }  // namespace maya

@@ -1,5 +1,5 @@
-// The few kernels written by hand: those that make, move, fill or read memory, and the choices ATen leaves to its
-// CUDA library through dispatch stubs (which attention backend, cuDNN's recurrent networks).
+// The few kernels written by hand: those that allocate, move, fill or read memory, and the choices that ATen leaves to
+// its CUDA library through dispatch stubs (the attention backend, cuDNN's recurrent networks).
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
@@ -9,24 +9,26 @@
 
 namespace maya {
 
-std::unordered_set<std::string> register_handwritten_kernels(torch::Library& aten);  // and says which ops they are
+std::unordered_set<std::string> register_handwritten_kernels(
+    torch::Library& aten);  // and returns the names of their ops
 void restore_stubs();
 
-// Which backend scaled_dot_product_attention takes, as ATen/native/transformers/cuda/sdp_utils.cpp decides it.
-int64_t choose_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask,
-                         double dropout, bool is_causal, std::optional<double> scale, bool enable_gqa);
+// The backend that scaled_dot_product_attention uses, decided as in ATen/native/transformers/cuda/sdp_utils.cpp.
+int64_t choose_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                         const std::optional<at::Tensor>& mask, double dropout, bool is_causal,
+                         std::optional<double> scale, bool enable_gqa);
 
 void prefer_attention_backends();
 void restore_attention_backends();
 
 void register_rnn_stubs();
 
-// _foreach_copy_ between host and device, or two devices: copies one by one. False if all is on one device.
+// _foreach_copy_ between host and device, or between two devices: copies one by one. False if all are on one device.
 bool copy_between_devices(const c10::IValue& to, const c10::IValue& from, bool non_blocking);
 
-// Replaces masks among the indices of an indexing op by the indices they stand for.
+// Replaces the masks among the indices of an indexing op by the indices that they select.
 void expand_masks(const at::Tensor& self, c10::IValue& indices);
-// `self[mask] = number`, if that is what the indices and value say.
+// Does `self[mask] = number`, and returns false if the indices and value are something else.
 bool fill_by_mask(at::Tensor self, const c10::IValue& indices, const at::Tensor& value);
 
 }  // namespace maya

@@ -10,7 +10,8 @@
 namespace maya {
 namespace {
 
-// All of it is touched with the GIL held. Code objects are kept: a number of one that is gone would tell of another.
+// Accessed only while the GIL is held. Code objects are kept alive, because another one could get a freed one's
+// address.
 struct Lines {
   std::vector<std::string> libraries;
   std::unordered_map<PyCodeObject*, bool> is_program;
@@ -38,7 +39,7 @@ bool is_program(PyCodeObject* code) {
 
 namespace {
 
-// The innermost line of the program on a thread's stack; 0 if there is none.
+// The number of the innermost line of the program on a thread's stack, or 0 if there is none.
 uint32_t line_on(PyThreadState* state) {
   uint32_t number = 0;
   PyFrameObject* frame = PyThreadState_GetFrame(state);
@@ -47,7 +48,8 @@ uint32_t line_on(PyThreadState* state) {
     const bool wanted = is_program(code);
     if (wanted) {
       auto& lines = known();
-      const auto [place, fresh] = lines.numbers.try_emplace({code, PyFrame_GetLasti(frame)}, uint32_t(lines.by_number.size()) + 1);
+      const auto [place, fresh] =
+          lines.numbers.try_emplace({code, PyFrame_GetLasti(frame)}, uint32_t(lines.by_number.size()) + 1);
       if (fresh) lines.by_number.push_back(place->first);
       number = place->second;
     }
@@ -86,7 +88,7 @@ void add_stack(PyThreadState* state, std::string_view without, std::vector<std::
   while (frame) {
     PyCodeObject* code = PyFrame_GetCode(frame);
     if (!is_of(frame, code, without)) stack.emplace_back(code, PyFrame_GetLasti(frame));
-    Py_DECREF(code);  // the frame keeps it
+    Py_DECREF(code);  // the frame keeps a reference
     PyFrameObject* outer = PyFrame_GetBack(frame);
     Py_DECREF(frame);
     frame = outer;

@@ -1,4 +1,4 @@
-// Lines of the program: where in the user's own Python an allocation comes from.
+// Lines of the program: which line of the user's own Python code makes an allocation.
 #pragma once
 #include <Python.h>
 
@@ -9,12 +9,12 @@
 
 namespace maya {
 
-uint32_t current_line();           // the innermost line outside torch and Maya, as a number; 0 if this thread runs no Python
+uint32_t current_line();  // the innermost line outside torch and Maya, as a number; 0 if this thread runs no Python
 std::vector<std::string> lines();  // file:line, by number
 void forget_lines();
-// The calling stack as (code, instruction), innermost first, without frames of modules of that name's. Autograd's threads go on
-// below the main one, which is in backward(). With the GIL held.
+// The call stack as (code, instruction), innermost first, without frames of the module `without`. The stack of an
+// autograd thread continues with that of the main thread, which is in backward(). The GIL must be held.
 std::vector<std::pair<PyCodeObject*, int>> call_stack(const char* without);
-void library_folders(std::vector<std::string> folders);  // whose lines are not the program's
+void library_folders(std::vector<std::string> folders);  // lines of code in them are not the program's
 
 }  // namespace maya

@@ -1,5 +1,5 @@
-// Indexing by boolean masks: on CUDA, ATen turns masks into indices by nonzero before it looks at anything else
-// (ATen/native/TensorAdvancedIndexing.cpp), and assigns one number through masked_fill_ instead.
+// Indexing with boolean masks. On CUDA, ATen first turns masks into indices with nonzero, and assigns a single number
+// with masked_fill_ instead (ATen/native/TensorAdvancedIndexing.cpp).
 #include <ATen/ops/masked_fill.h>
 #include <ATen/ops/nonzero.h>
 
@@ -10,13 +10,16 @@ namespace {
 
 using c10::IValue;
 
-bool is_mask(const at::Tensor& tensor) { return tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte; }
+bool is_mask(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte;
+}
 
 }  // namespace
 
 void expand_masks(const at::Tensor& self, IValue& indices) {
   bool any = false;
-  for (const auto& item : indices.toListRef()) any = any || (item.isTensor() && item.toTensor().defined() && is_mask(item.toTensor()));
+  for (const auto& item : indices.toListRef())
+    any = any || (item.isTensor() && item.toTensor().defined() && is_mask(item.toTensor()));
   if (!any) return;
   c10::List<std::optional<at::Tensor>> expanded;
   for (const auto& item : indices.toListRef()) {
@@ -31,8 +34,9 @@ void expand_masks(const at::Tensor& self, IValue& indices) {
     }
     const int64_t first = expanded.size();
     for (int64_t i = 0; i < index.dim(); i++)
-      TORCH_CHECK_INDEX(first + i < self.dim() && index.size(i) == self.size(first + i), "The shape of the mask ", index.sizes(), " at index ", i,
-                        " does not match the shape of the indexed tensor ", self.sizes(), " at index ", first + i);
+      TORCH_CHECK_INDEX(first + i < self.dim() && index.size(i) == self.size(first + i), "The shape of the mask ",
+                        index.sizes(), " at index ", i, " does not match the shape of the indexed tensor ",
+                        self.sizes(), " at index ", first + i);
     const auto places = at::nonzero(index).to(self.device());
     for (int64_t i = 0; i < index.dim(); i++) expanded.push_back(places.select(1, i));
   }

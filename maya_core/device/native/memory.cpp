@@ -1,7 +1,8 @@
-// Device and pinned memory as c10 sees it: storages on fake addresses, each with its allocator block and its shadow.
+// The c10 allocators of device and pinned memory. A storage has a fake address, a block of the caching allocator and a
+// shadow, which holds the values that are known.
 #include <ATen/EmptyTensor.h>
-#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/StorageImpl.h>
 
 #include <map>
@@ -22,15 +23,16 @@ void release(void* context) {
   auto* allocation = static_cast<Allocation*>(context);
   auto* block = allocation->block;
   if (is_current(allocation->allocator))  // not a leftover of an emulation that has ended
-    recorder().add(EventKind::Free, allocation->device, stream_of(block), 0, address_of(block), size_of(block), temporary ? kTemporary : 0);
+    recorder().add(EventKind::Free, allocation->device, stream_of(block), 0, address_of(block), size_of(block),
+                   temporary ? kTemporary : 0);
   allocation->allocator->free(block);
   delete allocation;
 }
 void release_nothing(void*) {}
 
-thread_local std::optional<uint32_t> allocating_as;  // what all that this thread allocates holds, where somebody knows
+thread_local std::optional<uint32_t> allocating_as;  // the category of what this thread allocates, if it is known
 
-// ---- the endless device of work that is done aside ----
+// ---- the device without a memory limit, for work done aside ----
 constexpr int64_t kEndless = int64_t(1) << 50;
 CachingAllocator& beside(int device) {
   static auto* made = new std::map<int, std::unique_ptr<CachingAllocator>>;  // its blocks may outlive the emulation
@@ -65,7 +67,8 @@ struct StorageAllocator final : c10::DeviceAllocator {
       recorder().add(EventKind::OutOfMemory, device, current_stream(device), 0, bytes);
       TORCH_CHECK_WITH(OutOfMemoryError, false, error.what());
     }
-    recorder().add(EventKind::Alloc, device, stream_of(block), 0, address_of(block), size_of(block), temporary ? kTemporary : 0);
+    recorder().add(EventKind::Alloc, device, stream_of(block), 0, address_of(block), size_of(block),
+                   temporary ? kTemporary : 0);
     if (allocating_as) recorder().add(EventKind::Label, device, stream_of(block), *allocating_as, address_of(block));
     return {reinterpret_cast<void*>(address_of(block)), new Allocation{block, &memory, device, {}}, &release, where};
   }
@@ -73,7 +76,8 @@ struct StorageAllocator final : c10::DeviceAllocator {
   void copy_data(void*, const void*, size_t) const override {}
   bool initialized() override { return true; }
   void emptyCache(c10::MempoolId_t pool) override {
-    for (int device = 0; device < config().count; device++) maya::allocator(device).empty_cache({pool.first, pool.second});
+    for (int device = 0; device < config().count; device++)
+      maya::allocator(device).empty_cache({pool.first, pool.second});
   }
   void recordStream(const c10::DataPtr& pointer, c10::Stream stream) override {
     if (auto* allocation = allocation_of(pointer)) allocation->allocator->record_stream(allocation->block, stream.id());
@@ -96,12 +100,17 @@ struct StorageAllocator final : c10::DeviceAllocator {
   }
   void resetAccumulatedStats(c10::DeviceIndex device) override { maya::allocator(device).reset_accumulated_stats(); }
   void resetPeakStats(c10::DeviceIndex device) override { maya::allocator(device).reset_peak_stats(); }
-  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override { return maya::allocator(device).memory_info(); }
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
+    return maya::allocator(device).memory_info();
+  }
 };
 
-// Pinned memory is ordinary host memory that we remember to be pinned.
+// Pinned memory is ordinary host memory that is remembered as pinned.
 struct PinnedAllocator final : c10::Allocator {
-  struct Pinned { c10::DataPtr memory; PinnedAllocator* owner; };
+  struct Pinned {
+    c10::DataPtr memory;
+    PinnedAllocator* owner;
+  };
   std::mutex mutex;
   std::map<const char*, size_t> live;
 
@@ -133,8 +142,14 @@ struct PinnedAllocator final : c10::Allocator {
 };
 
 // Storages may outlive the emulation that made them, so neither of these is ever destroyed.
-StorageAllocator& storages() { static auto* instance = new StorageAllocator; return *instance; }
-PinnedAllocator& pinned() { static auto* instance = new PinnedAllocator; return *instance; }
+StorageAllocator& storages() {
+  static auto* instance = new StorageAllocator;
+  return *instance;
+}
+PinnedAllocator& pinned() {
+  static auto* instance = new PinnedAllocator;
+  return *instance;
+}
 
 struct BlasWorkspaces {
   std::mutex mutex;
@@ -142,9 +157,12 @@ struct BlasWorkspaces {
   std::map<int, std::vector<uint64_t>> idle_handles;                      // by device, of threads that ended
   uint64_t made = 0;
 };
-BlasWorkspaces& blas() { static auto* instance = new BlasWorkspaces; return *instance; }
+BlasWorkspaces& blas() {
+  static auto* instance = new BlasWorkspaces;
+  return *instance;
+}
 
-// As ATen's pool: a thread takes an idle handle or makes one, and gives it back when it ends.
+// As in ATen's pool, a thread takes an idle handle or creates one, and returns it when it ends.
 struct ThreadHandles {
   std::map<int, uint64_t> by_device;
   uint64_t get(int device) {
@@ -152,7 +170,10 @@ struct ThreadHandles {
     if (inserted) {
       auto& idle = blas().idle_handles[device];
       if (idle.empty()) found->second = ++blas().made;
-      else { found->second = idle.back(); idle.pop_back(); }
+      else {
+        found->second = idle.back();
+        idle.pop_back();
+      }
     }
     return found->second;
   }
@@ -179,7 +200,8 @@ Allocation* allocation_of(const c10::TensorImpl* tensor) {
 }
 
 at::Tensor new_tensor(c10::IntArrayRef sizes, c10::IntArrayRef strides, at::ScalarType dtype) {
-  return at::Tensor(at::detail::empty_strided_generic(sizes, strides, &storages(), c10::DispatchKeySet(c10::DispatchKey::CUDA), dtype));
+  return at::Tensor(at::detail::empty_strided_generic(sizes, strides, &storages(),
+                                                      c10::DispatchKeySet(c10::DispatchKey::CUDA), dtype));
 }
 
 void resize_storage(c10::StorageImpl* storage, int64_t bytes) {
@@ -188,9 +210,11 @@ void resize_storage(c10::StorageImpl* storage, int64_t bytes) {
   auto* from = allocation_of(storage->_mutable_data_ptr_no_checks());
   auto* to = allocation_of(fresh);
   const int64_t had = storage->nbytes();
-  if (from && to && from->shadow.kind == Shadow::Uniform) {  // what was copied over stays known only if it is all there is
+  if (from && to && from->shadow.kind == Shadow::Uniform) {
+    // A larger storage has elements that were not copied, so it is no longer uniform.
     if (bytes <= had) to->shadow = std::move(from->shadow);
-  } else if (from && to && from->shadow.kind == Shadow::Dense && bytes <= 8 * exchange_limit(at::kByte)) {  // what comes after it may be anything
+  } else if (from && to && from->shadow.kind == Shadow::Dense &&
+             bytes <= 8 * exchange_limit(at::kByte)) {  // the contents of the new part are arbitrary
     to->shadow.kind = Shadow::Dense;
     to->shadow.bytes = std::make_unique<char[]>(bytes);
     std::copy_n(from->shadow.bytes.get(), std::min(had, bytes), to->shadow.bytes.get());
@@ -218,7 +242,8 @@ void ensure_blas_workspace() {
     blas().live.erase(workspace);
     throw;
   }
-  recorder().add(EventKind::Label, device, current_stream(device), uint32_t(Category::Workspace), reinterpret_cast<int64_t>(workspace->second.get()));
+  recorder().add(EventKind::Label, device, current_stream(device), uint32_t(Category::Workspace),
+                 reinterpret_cast<int64_t>(workspace->second.get()));
 }
 
 void clear_blas_workspaces() {

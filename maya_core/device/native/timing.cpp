@@ -18,10 +18,13 @@ struct State {
   std::vector<std::optional<Cost>> calls;
   std::vector<std::optional<double>> collectives;
 };
-State& state() { static auto* instance = new State; return *instance; }
+State& state() {
+  static auto* instance = new State;
+  return *instance;
+}
 std::atomic<bool> on{false};
 
-// Python is asked without the lock: it may run other threads meanwhile.
+// Calls Python without holding the lock, because Python may run other threads in the meantime.
 template <class Value, class Ask>
 Value known(std::vector<std::optional<Value>>& table, uint32_t number, const Ask& ask) {
   {
@@ -46,7 +49,7 @@ void run(int device, c10::StreamId stream, double host_ns, double device_ns) {
 }  // namespace
 
 void set_pricing(Pricing pricing) {
-  Pricing before;  // its functions of Python's go without the lock
+  Pricing before;  // its Python functions are released after the lock
   std::lock_guard lock(state().mutex);
   on = false;
   before = std::exchange(state().pricing, std::move(pricing));
@@ -65,13 +68,15 @@ void time_call(int device, c10::StreamId stream, uint32_t call) {
   run(device, stream, dispatch + cost.host_ns, cost.device_ns);
 }
 void time_collective(int device, c10::StreamId stream, uint32_t collective) {
-  run(device, stream, state().pricing.host.collective_ns, known(state().collectives, collective, state().pricing.collective));
+  run(device, stream, state().pricing.host.collective_ns,
+      known(state().collectives, collective, state().pricing.collective));
 }
 void time_graph(int device, c10::StreamId stream, const std::vector<TraceEvent>& work) {
   double total = 0;
   for (const auto& event : work) {
     if (EventKind(event.kind) == EventKind::Op) total += cost_of(event.subject).device_ns;
-    if (EventKind(event.kind) == EventKind::Collective) total += known(state().collectives, event.subject, state().pricing.collective);
+    if (EventKind(event.kind) == EventKind::Collective)
+      total += known(state().collectives, event.subject, state().pricing.collective);
   }
   run(device, stream, state().pricing.host.graph_ns, total);
 }
@@ -94,7 +99,8 @@ void host_waits_for_device(int device) {
   double latest = 0;
   {
     std::lock_guard lock(state().mutex);
-    for (const auto& [where, clock] : state().streams) if (where.first == device) latest = std::max(latest, clock);
+    for (const auto& [where, clock] : state().streams)
+      if (where.first == device) latest = std::max(latest, clock);
   }
   host_waits(latest);
 }

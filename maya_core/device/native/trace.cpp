@@ -22,11 +22,14 @@ std::atomic<uint32_t> next_thread{0};
 thread_local uint32_t this_thread = next_thread++;
 thread_local std::vector<uint32_t> module_stack;
 thread_local int optimizer_depth = 0;
-thread_local std::vector<std::vector<uint32_t>> done_aside;  // numbers of the calls made, innermost last
+thread_local std::vector<std::vector<uint32_t>>
+    done_aside;  // numbers of the calls that were made, one list for each nested block
 
-// Autograd numbers the nodes of a thread as they are made, so the module and line of a backward op are those of the forward
-// op whose node bears the same number. One row per forward thread, one column per number.
-struct Origin { uint32_t module, line; };
+// Autograd numbers the nodes of a thread in order, so the module and line of a backward op are those of the forward op
+// whose node has the same number. One row for each forward thread, one column for each number.
+struct Origin {
+  uint32_t module, line;
+};
 struct ForwardOrigins {
   std::shared_mutex mutex;
   std::unordered_map<uint64_t, std::vector<Origin>> by_thread;
@@ -37,7 +40,7 @@ ForwardOrigins& forward_origins() {
 }
 thread_local uint64_t noted_until = 0;
 thread_local uint32_t last_line = 0;  // of this thread's last allocation
-// Threads outlive recordings: what one remembers of an earlier recording's lines means nothing in the next.
+// Threads outlive recordings, and the line numbers of an earlier recording mean nothing in the next one.
 std::atomic<uint32_t> recording{0};
 thread_local uint32_t known_recording = 0;
 void forget_if_earlier() {
@@ -53,7 +56,7 @@ void note_forward(uint32_t module) {
   auto& forward = forward_origins();
   std::unique_lock lock(forward.mutex);
   auto& row = forward.by_thread[at::RecordFunction::currentThreadId()];
-  row.resize(made, {module, last_line});  // numbers handed out since the last op belong to this one
+  row.resize(made, {module, last_line});  // numbers assigned since the last op belong to this one
   noted_until = made;
 }
 
@@ -65,19 +68,23 @@ Origin origin_of_backward(const torch::autograd::Node& node) {
   return row->second[node.sequence_nr()];
 }
 
-struct Place { uint32_t module; Phase phase; uint32_t line; };
+struct Place {
+  uint32_t module;
+  Phase phase;
+  uint32_t line;
+};
 
-// `line`: the one Python is at, if that is known already.
+// `line` is Python's current line, if it is known already.
 Place place(uint32_t line) {
   if (optimizer_depth > 0) return {current_module(), Phase::Optimizer, line};
   auto node = torch::autograd::get_current_node();
   if (!node && torch::autograd::get_current_graph_task_id() >= 0)
-    return {current_module(), Phase::Backward, line};  // what is to be done once all nodes are through: FSDP's last reduction
+    return {current_module(), Phase::Backward, line};  // a callback after all nodes: FSDP's last reduction
   if (!node) {
     note_forward(current_module());
     return {current_module(), Phase::Forward, line};
   }
-  // A module's forward inside backward is activation checkpointing at work.
+  // A module's forward inside backward is activation checkpointing.
   if (!module_stack.empty() && at::GradMode::is_enabled()) {
     note_forward(current_module());
     return {current_module(), Phase::Recompute, line};
@@ -94,7 +101,9 @@ Recorder& recorder() {
 }
 
 int64_t Recorder::now() const {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count() - start_ns_;
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+             .count() -
+         start_ns_;
 }
 
 void Recorder::start() {
@@ -118,19 +127,20 @@ uint16_t Recorder::stream_number(int device, int64_t stream) {
 
 void Recorder::add(EventKind kind, int device, int64_t stream, uint32_t subject, int64_t a, int64_t b, uint16_t flags) {
   if (!on()) return;
-  const bool anywhere = kind == EventKind::Free || kind == EventKind::SegmentAlloc || kind == EventKind::SegmentFree || kind == EventKind::Label;
-  if (!done_aside.empty() && !anywhere) {  // what the program's own memory sees of it stays
+  const bool anywhere = kind == EventKind::Free || kind == EventKind::SegmentAlloc || kind == EventKind::SegmentFree ||
+                        kind == EventKind::Label;
+  if (!done_aside.empty() && !anywhere) {  // events of the program's own memory are still recorded
     if (kind == EventKind::Op) done_aside.back().push_back(subject);
     return;
   }
   forget_if_earlier();
   const bool allocates = kind == EventKind::Alloc;
-  if (allocates) last_line = current_line();  // takes the GIL: before any lock of ours
+  if (allocates) last_line = current_line();  // takes the GIL, so it must come before any of our locks
   const Place where = anywhere ? Place{0, Phase::Forward, 0} : place(last_line);
   if (allocates) subject = where.line;
   std::lock_guard lock(mutex_);
-  events_.push_back({now(), a, b, subject, where.module, stream_number(device, stream), uint8_t(kind), uint8_t(where.phase),
-                     uint8_t(device), uint8_t(this_thread), flags});
+  events_.push_back({now(), a, b, subject, where.module, stream_number(device, stream), uint8_t(kind),
+                     uint8_t(where.phase), uint8_t(device), uint8_t(this_thread), flags});
 }
 
 void Recorder::append(TraceEvent event) {
@@ -155,8 +165,8 @@ std::vector<TraceEvent> Recorder::cut_work(size_t from) {
   std::lock_guard lock(mutex_);
   auto is_work = [](const TraceEvent& event) {
     const auto kind = EventKind(event.kind);
-    return kind == EventKind::Op || kind == EventKind::EventRecord || kind == EventKind::EventWait || kind == EventKind::Collective ||
-        kind == EventKind::GroupBegin || kind == EventKind::GroupEnd;
+    return kind == EventKind::Op || kind == EventKind::EventRecord || kind == EventKind::EventWait ||
+           kind == EventKind::Collective || kind == EventKind::GroupBegin || kind == EventKind::GroupEnd;
   };
   const auto first = events_.begin() + std::min(from, events_.size());
   std::vector<TraceEvent> work;
@@ -179,7 +189,9 @@ std::vector<uint32_t> end_aside() {
 bool aside() { return !done_aside.empty(); }
 
 void enter_module(uint32_t module) { module_stack.push_back(module); }
-void leave_module() { if (!module_stack.empty()) module_stack.pop_back(); }
+void leave_module() {
+  if (!module_stack.empty()) module_stack.pop_back();
+}
 uint32_t current_module() { return module_stack.empty() ? 0 : module_stack.back(); }
 std::pair<uint32_t, Phase> current_place() {
   const Place where = place(0);

@@ -16,10 +16,12 @@ namespace {
 
 using c10::IValue;
 
-// Host arithmetic on shadows is invisible to autograd, autocast and whatever mode the program has switched on.
+// Hides host arithmetic on shadows from autograd, autocast and any mode that the program has switched on.
 struct OnHost {
-  c10::impl::ExcludeDispatchKeyGuard guard{c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
-                                           c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, c10::DispatchKey::PythonDispatcher})};
+  c10::impl::ExcludeDispatchKeyGuard guard{
+      c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
+      c10::DispatchKeySet(
+          {c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, c10::DispatchKey::PythonDispatcher})};
 };
 
 bool exact(at::ScalarType dtype) { return at::isIntegralType(dtype, true); }
@@ -49,7 +51,7 @@ at::Tensor uniform_element(const Shadow& shadow) {
   return at::from_blob(shadow.bytes.get(), {}, at::TensorOptions().dtype(shadow.dtype));
 }
 
-// The tensor's values for the host to work on in place; makes a Uniform shadow Dense.
+// The tensor's values, for the host to change in place; makes a Uniform shadow Dense.
 at::Tensor writable_value(const at::Tensor& tensor, Shadow& shadow) {
   if (shadow.kind == Shadow::Uniform) {
     const auto element = uniform_element(shadow).clone();
@@ -67,10 +69,11 @@ Shadow* shadow_of(const at::Tensor& tensor) {
 }
 
 bool uniform_and_same_type(const Shadow& shadow, const at::Tensor& tensor) {
-  return shadow.kind == Shadow::Uniform && shadow.dtype == tensor.scalar_type() && !tensor.is_conj() && !tensor.is_neg();
+  return shadow.kind == Shadow::Uniform && shadow.dtype == tensor.scalar_type() && !tensor.is_conj() &&
+         !tensor.is_neg();
 }
 
-// Host kernels may trust the strides they are promised, so a uniform value is laid out as its tensor is.
+// Host kernels rely on the strides of their arguments, so a uniform value gets the layout of its tensor.
 at::Tensor laid_out(const at::Tensor& tensor, const at::Tensor& value) {
   if (value.strides() == tensor.strides() || tensor.numel() == 0) return value;
   const auto bytes = at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.element_size());
@@ -91,7 +94,7 @@ bool each_tensor(const IValue& value, Visit visit) {  // stops at false
   return true;
 }
 
-// The arguments of the op with every device tensor replaced by `map` of it.
+// The arguments of the op with every device tensor replaced by the result of `map`.
 template <class Map>
 IValue map_tensors(const IValue& value, Map map) {
   auto one = [&](const at::Tensor& tensor) { return tensor.defined() && tensor.is_cuda() ? map(tensor) : tensor; };
@@ -118,8 +121,10 @@ bool run(const c10::OperatorHandle& op, const ValueTraits& traits, torch::jit::S
   if (traits.random) {
     for (size_t i = 0; i < stack.size(); i++) {
       const auto& type = op.schema().arguments()[i].type();
-      const bool generator = type->kind() == c10::TypeKind::GeneratorType ||
-          (type->kind() == c10::TypeKind::OptionalType && type->castRaw<c10::OptionalType>()->getElementType()->kind() == c10::TypeKind::GeneratorType);
+      const bool generator =
+          type->kind() == c10::TypeKind::GeneratorType ||
+          (type->kind() == c10::TypeKind::OptionalType &&
+           type->castRaw<c10::OptionalType>()->getElementType()->kind() == c10::TypeKind::GeneratorType);
       if (!generator) continue;
       std::optional<at::Generator> given;
       if (stack[i].isGenerator()) given = stack[i].toGenerator();
@@ -130,35 +135,52 @@ bool run(const c10::OperatorHandle& op, const ValueTraits& traits, torch::jit::S
   try {
     op.callBoxed(&stack);
     return true;
-  } catch (const std::exception&) {  // no host kernel for this dtype or op: the outcome is unknown, as for large tensors
-    return false;
+  } catch (const std::exception&) {
+    return false;  // no host kernel for this dtype or op: the outcome is unknown, as it is for large tensors
   }
 }
 
 void fill_random_indices(const at::Tensor& indices, int64_t dim, int64_t choices) {
-  if (indices.numel() == 0 || indices.numel() > kKnownIntegers || choices <= 0 || indices.scalar_type() != at::kLong) return forget(indices);
+  if (indices.numel() == 0 || indices.numel() > kKnownIntegers || choices <= 0 || indices.scalar_type() != at::kLong)
+    return forget(indices);
   auto host = at::empty(indices.sizes(), at::TensorOptions().dtype(at::kLong));
   const bool independent = dim < 0 || indices.dim() == 0;  // one index per row of the input
-  auto rows = independent ? host.view({-1, 1}) : at::empty({host.numel() / host.size(dim), host.size(dim)}, host.options());
+  auto rows =
+      independent ? host.view({-1, 1}) : at::empty({host.numel() / host.size(dim), host.size(dim)}, host.options());
   const int64_t per_row = rows.size(1);
   std::mt19937_64 random(draw_seed(std::nullopt));
   std::vector<int64_t> deck;
   auto* out = rows.data_ptr<int64_t>();
   for (int64_t row = 0; row < rows.size(0); row++, out += per_row) {
-    if (per_row == 1) { out[0] = random() % choices; continue; }
-    if (per_row > choices) { for (int64_t j = 0; j < per_row; j++) out[j] = random() % choices; continue; }
-    if (int64_t(deck.size()) != choices) { deck.resize(choices); for (int64_t j = 0; j < choices; j++) deck[j] = j; }
-    for (int64_t j = 0; j < per_row; j++) { std::swap(deck[j], deck[j + random() % (choices - j)]); out[j] = deck[j]; }
+    if (per_row == 1) {
+      out[0] = random() % choices;
+      continue;
+    }
+    if (per_row > choices) {
+      for (int64_t j = 0; j < per_row; j++) out[j] = random() % choices;
+      continue;
+    }
+    if (int64_t(deck.size()) != choices) {
+      deck.resize(choices);
+      for (int64_t j = 0; j < choices; j++) deck[j] = j;
+    }
+    for (int64_t j = 0; j < per_row; j++) {
+      std::swap(deck[j], deck[j + random() % (choices - j)]);
+      out[j] = deck[j];
+    }
   }
   if (!independent) host.movedim(dim, -1).copy_(rows.view(host.movedim(dim, -1).sizes()));
   remember(indices, host);
 }
 
-std::unordered_map<std::string, OpValues>& values_by_op() { static auto* table = new std::unordered_map<std::string, OpValues>; return *table; }
+std::unordered_map<std::string, OpValues>& values_by_op() {
+  static auto* table = new std::unordered_map<std::string, OpValues>;
+  return *table;
+}
 
 bool contains(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
 
-// Host memory that was filled with plausible constants, for as long as it lives.
+// Host memory that was filled with plausible constants, while it is allocated.
 struct MadeUp {
   std::mutex mutex;
   std::unordered_map<const c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>> storages;
@@ -177,7 +199,10 @@ struct MadeUp {
     return found != storages.end() && !found->second.expired();
   }
 };
-MadeUp& made_up() { static auto* instance = new MadeUp; return *instance; }
+MadeUp& made_up() {
+  static auto* instance = new MadeUp;
+  return *instance;
+}
 
 }  // namespace
 
@@ -207,10 +232,16 @@ void remember(const at::Tensor& tensor, const at::Tensor& host) {
   OnHost on_host;
   const bool whole = covers_storage(tensor);
   const int64_t elements = tensor.storage().nbytes() / tensor.element_size();
-  if (elements > known_limit(tensor.scalar_type()) || (!whole && shadow->kind == Shadow::Unknown)) { *shadow = {}; return; }
+  if (elements > known_limit(tensor.scalar_type()) || (!whole && shadow->kind == Shadow::Unknown)) {
+    *shadow = {};
+    return;
+  }
   if (whole || shadow->kind != Shadow::Dense) {
     if (shadow->kind == Shadow::Uniform && !whole) {
-      if (!uniform_and_same_type(*shadow, tensor)) { *shadow = {}; return; }
+      if (!uniform_and_same_type(*shadow, tensor)) {
+        *shadow = {};
+        return;
+      }
       writable_value(tensor, *shadow);
     } else if (shadow->kind != Shadow::Dense) {
       shadow->bytes = std::make_unique<char[]>(tensor.storage().nbytes());
@@ -242,10 +273,18 @@ void remember_uniform(const at::Tensor& tensor, const at::Scalar& value) {
   OnHost on_host;
   if (!covers_storage(tensor)) {
     if (shadow->kind == Shadow::Unknown) return;
-    if (uniform_and_same_type(*shadow, tensor) && uniform_element(*shadow).equal(at::scalar_tensor(value, tensor.scalar_type()))) return;
+    if (uniform_and_same_type(*shadow, tensor) &&
+        uniform_element(*shadow).equal(at::scalar_tensor(value, tensor.scalar_type())))
+      return;
     const int64_t elements = tensor.storage().nbytes() / tensor.element_size();
-    if (elements > known_limit(tensor.scalar_type())) { *shadow = {}; return; }
-    if (shadow->kind == Shadow::Uniform && !uniform_and_same_type(*shadow, tensor)) { *shadow = {}; return; }
+    if (elements > known_limit(tensor.scalar_type())) {
+      *shadow = {};
+      return;
+    }
+    if (shadow->kind == Shadow::Uniform && !uniform_and_same_type(*shadow, tensor)) {
+      *shadow = {};
+      return;
+    }
     writable_value(tensor, *shadow).fill_(value);
     return;
   }
@@ -263,7 +302,10 @@ at::Scalar plausible(at::ScalarType dtype) {
 
 void read_to_host(const at::Tensor& host, const at::Tensor& device) {
   OnHost on_host;
-  if (auto value = host_value(device)) { host.copy_(*value); return; }
+  if (auto value = host_value(device)) {
+    host.copy_(*value);
+    return;
+  }
   host.fill_(plausible(host.scalar_type()));
   made_up().add(host.storage());
 }
@@ -277,7 +319,8 @@ OpValues op_values(const std::string& name, const std::string& overload) {
   OpValues found;
   if (auto all = table.find(name); all != table.end()) found = all->second;
   if (overload.empty()) return found;
-  if (auto one = table.find(name + "." + overload); one != table.end() && one->second.assume != Assume::Nothing) found.assume = one->second.assume;
+  if (auto one = table.find(name + "." + overload); one != table.end() && one->second.assume != Assume::Nothing)
+    found.assume = one->second.assume;
   return found;
 }
 
@@ -285,22 +328,23 @@ ValueTraits value_traits(const c10::OperatorHandle& op) {
   ValueTraits traits;
   const auto& schema = op.schema();
   const auto& full = schema.name();
-  const OpValues said = op_values(full, schema.overload_name());
+  const OpValues declared = op_values(full, schema.overload_name());
   const std::string name = full.substr(full.rfind(':') + 1);
-  traits.pointwise = op.hasTag(at::Tag::pointwise) || said.keeps_uniform;
+  traits.pointwise = op.hasTag(at::Tag::pointwise) || declared.keeps_uniform;
   traits.random = op.hasTag(at::Tag::nondeterministic_seeded);
-  traits.heavy = said.heavy;
-  traits.assume = said.assume;
+  traits.heavy = declared.heavy;
+  traits.assume = declared.assume;
   bool takes_generator = false;
   for (const auto& argument : schema.arguments()) {
     const bool written = argument.alias_info() && argument.alias_info()->isWrite();
     traits.written.push_back(written);
-    traits.only_written.push_back(argument.is_out() || (written && said.only_writes));
+    traits.only_written.push_back(argument.is_out() || (written && declared.only_writes));
     if (argument.name() == "dim") traits.dim_argument = int(traits.written.size()) - 1;
     takes_generator = takes_generator || contains(argument.type()->str(), "Generator");
   }
-  // Without a generator to pass, a host kernel would draw from, and disturb, the program's own CPU generator.
-  traits.computable = !(traits.random && !takes_generator) && full.starts_with("aten::") && !contains(name, "cudnn") && !contains(name, "_fused_");
+  // Without a generator of its own, a host kernel would advance the program's CPU generator.
+  traits.computable = !(traits.random && !takes_generator) && full.starts_with("aten::") && !contains(name, "cudnn") &&
+                      !contains(name, "_fused_");
   return traits;
 }
 
@@ -310,20 +354,25 @@ HostRun compute_on_host(const c10::OperatorHandle& op, const ValueTraits& traits
   bool floats = false, all_uniform = true;
   for (size_t i = 0; i < arguments.size(); i++) {
     const bool only_written = traits.only_written[i], written = traits.written[i];
-    const bool go_on = each_tensor(arguments[i], [&](const at::Tensor& tensor) {
-      if (!tensor.is_cuda()) { elements += tensor.numel(); return tensor.is_cpu(); }
+    const bool all_known = each_tensor(arguments[i], [&](const at::Tensor& tensor) {
+      if (!tensor.is_cuda()) {
+        elements += tensor.numel();
+        return tensor.is_cpu();
+      }
       if (tensor.layout() != at::kStrided) return false;
       if (!only_written && !is_known(tensor)) return false;
       if (only_written && !is_known(tensor) && !covers_storage(tensor)) return false;
       if (traits.heavy && tensor.scalar_type() != at::kFloat && tensor.scalar_type() != at::kDouble) return false;
       const auto* shadow = shadow_of(tensor);
-      all_uniform = all_uniform && (only_written || tensor.numel() <= 1 || (shadow && uniform_and_same_type(*shadow, tensor)));
+      all_uniform =
+          all_uniform && (only_written || tensor.numel() <= 1 || (shadow && uniform_and_same_type(*shadow, tensor)));
       floats = floats || !exact(tensor.scalar_type());
-      // what is written in place is remembered as a whole storage
-      elements += written && tensor.has_storage() ? int64_t(tensor.storage().nbytes() / tensor.element_size()) : tensor.numel();
+      // a tensor that is written in place is remembered as a whole storage
+      elements +=
+          written && tensor.has_storage() ? int64_t(tensor.storage().nbytes() / tensor.element_size()) : tensor.numel();
       return true;
     });
-    if (!go_on) return HostRun::NotKnown;
+    if (!all_known) return HostRun::NotKnown;
   }
   OnHost on_host;
   const int64_t limit = traits.heavy ? 4096 : floats ? kKnownFloats : kKnownIntegers;
@@ -346,7 +395,7 @@ HostRun compute_on_host(const c10::OperatorHandle& op, const ValueTraits& traits
     return HostRun::Exact;
   }
   if (traits.pointwise && all_uniform) {
-    // One element of each stands for all: shapes of ones keep the number of dimensions, which type promotion looks at.
+    // One element of each represents all. Sizes of one keep the number of dimensions, on which type promotion depends.
     std::vector<std::pair<at::Tensor, at::Tensor>> changed;
     for (size_t i = 0; i < arguments.size(); i++) {
       stack.push_back(map_tensors(arguments[i], [&](const at::Tensor& tensor) {
@@ -372,17 +421,23 @@ HostRun compute_on_host(const c10::OperatorHandle& op, const ValueTraits& traits
 void assume_outcome(const ValueTraits& traits, at::ArrayRef<IValue> arguments, at::ArrayRef<IValue> returns) {
   for (size_t i = 0; i < arguments.size(); i++) {
     if (!traits.written[i]) continue;
-    if (traits.assume == Assume::AllFinite && i == 1) continue;  // found_inf stays what it was: training goes well
-    each_tensor(arguments[i], [](const at::Tensor& tensor) { if (tensor.is_cuda()) forget(tensor); return true; });
+    if (traits.assume == Assume::AllFinite && i == 1)
+      continue;  // found_inf keeps its value: training is assumed to go well
+    each_tensor(arguments[i], [](const at::Tensor& tensor) {
+      if (tensor.is_cuda()) forget(tensor);
+      return true;
+    });
   }
-  if (traits.assume == Assume::Nothing || traits.assume == Assume::AllFinite || returns.empty() || !returns[0].isTensor()) return;
+  if (traits.assume == Assume::Nothing || traits.assume == Assume::AllFinite || returns.empty() ||
+      !returns[0].isTensor())
+    return;
   const at::Tensor& result = returns.back().toTensor();
   if (!result.defined() || !result.is_cuda()) return;
   OnHost on_host;
   switch (traits.assume) {
     case Assume::True: remember_uniform(result, true); break;
     case Assume::False: remember_uniform(result, false); break;
-    case Assume::SameIsEqual:   // x == x, x == inf
+    case Assume::SameIsEqual:        // x == x, x == inf
     case Assume::CompareInfinity: {  // x != inf
       const bool equal = traits.assume == Assume::SameIsEqual;
       const at::Tensor& self = arguments[0].toTensor();

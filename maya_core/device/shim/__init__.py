@@ -1,1 +1,1 @@
-"""The CUDA shim: what Python code sees of the emulated device through torch.cuda, NVML and nvidia-smi."""
+"""The CUDA shim: it makes Python code see the emulated device through torch.cuda, NVML and nvidia-smi."""

@@ -1,4 +1,4 @@
-"""torch._C's copies between the GPUs of a process, which nn.DataParallel and torch.nn.parallel.comm are made of."""
+"""Copies between the GPUs of one process: the functions of torch._C that nn.DataParallel and torch.nn.parallel.comm call."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def scatter(
     dim: int,
     streams: Sequence[Any] | None = None,
 ) -> list[torch.Tensor]:
-    chunks = tensor.split(list(chunk_sizes), dim) if chunk_sizes else tensor.chunk(len(devices), dim)
+    chunks = torch.split_with_sizes(tensor, list(chunk_sizes), dim) if chunk_sizes else tensor.chunk(len(devices), dim)
     placed = []
     for index, (chunk, device) in enumerate(zip(chunks, devices, strict=False)):
         stream = streams[index] if streams else None
@@ -49,7 +49,9 @@ def scatter(
 def scatter_out(
     tensor: torch.Tensor, out: Sequence[torch.Tensor], dim: int, streams: Sequence[Any] | None = None
 ) -> Sequence[torch.Tensor]:
-    for chunk, target in zip(tensor.split([target.size(dim) for target in out], dim), out, strict=True):
+    for chunk, target in zip(
+        torch.split_with_sizes(tensor, [target.size(dim) for target in out], dim), out, strict=True
+    ):
         target.copy_(chunk, non_blocking=True)
     return out
 

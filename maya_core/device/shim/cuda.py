@@ -1,4 +1,8 @@
-"""torch._C's CUDA functions and what torch.cuda keeps of them. torch.cuda's own Python runs unchanged on top."""
+"""The CUDA functions of torch._C, answered by the native device. torch.cuda's own Python code runs unchanged on top of them.
+
+This module covers devices, properties, versions and library handles, and installs the other parts of the shim: memory, streams,
+graphs, tensor types, copies between GPUs, NVML and timers.
+"""
 
 from __future__ import annotations
 
@@ -14,27 +18,34 @@ from typing import Any
 
 import torch
 
-from maya_core.device.shim import comm, graphs, nvml, streams, tensors, timers
+from maya_core.device.shim import comm, graphs, memory, nvml, streams, tensors, timers
+from maya_core.device.shim.memory import allocator_conf as allocator_conf
 from maya_core.hardware.catalog import Gpu
 from maya_core.patches import Patches
 
-NCCL_VERSION = (2 << 32) | (29 << 16) | 7  # what torch 2.13's CUDA build is linked with
+NCCL_VERSION = (2 << 32) | (29 << 16) | 7  # the version that torch 2.13's CUDA build is linked with
 CUDA_VERSION = "13.0"
 CUDNN_VERSION = 92000
 MOST_GPUS = 64  # kMaxDevices of native/device.h
 ARCHITECTURES = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"
 
+# The functions of torch.cuda through which a program reads a GPU's properties.
+READERS = {
+    "get_device_properties",
+    "get_device_capability",
+    "get_device_name",
+    "is_bf16_supported",
+    "is_tf32_supported",
+}
 
-# Functions of torch.cuda by which a program asks for a GPU's properties; torch asks for itself, too, when it starts.
-ASKING = {"get_device_properties", "get_device_capability", "get_device_name", "is_bf16_supported", "is_tf32_supported"}
 
-
-def askable(properties: list[DeviceProperties], asked: dict[str, None]) -> Callable[[int], DeviceProperties]:
-    """A device's properties, and a note of the line that asked for them: a program that looks at its GPU may do other things on another."""
+def noted_properties(properties: list[DeviceProperties], asked: dict[str, None]) -> Callable[[int], DeviceProperties]:
+    """A function that returns a device's properties and notes in `asked` which line of the program read them: a program that looks at its
+    GPU may behave differently on another. Reads by torch itself are not noted."""
 
     def of_device(device: int) -> DeviceProperties:
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code.co_name in ASKING:
+        while frame is not None and frame.f_code.co_name in READERS:
             frame = frame.f_back
         if frame is not None and not frame.f_code.co_filename.startswith(os.path.dirname(torch.__file__)):
             asked.setdefault(f"{frame.f_code.co_filename}:{frame.f_lineno}")
@@ -44,7 +55,7 @@ def askable(properties: list[DeviceProperties], asked: dict[str, None]) -> Calla
 
 
 class DeviceProperties(SimpleNamespace):
-    """What torch._C._CudaDeviceProperties says of the emulated GPU."""
+    """The emulated GPU in the form of torch._C._CudaDeviceProperties."""
 
     def __repr__(self) -> str:
         return (
@@ -88,7 +99,7 @@ class CudaError(enum.IntEnum):
 
 
 def cudart(native: ModuleType) -> ModuleType:
-    """The few runtime functions that programs call through torch.cuda.cudart()."""
+    """The few functions of the CUDA runtime that programs call through torch.cuda.cudart()."""
     module = ModuleType("torch._C._cudart")
     success = CudaError.success
 
@@ -114,7 +125,7 @@ def generators(native: ModuleType) -> tuple[torch.Generator, ...]:
 
 
 def see_more_gpus(native: ModuleType) -> None:
-    """The native device has grown: what torch keeps of the number of GPUs is made anew. Checked with torch 2.13."""
+    """Updates what torch caches about the number of GPUs after the native device has grown. Checked with torch 2.13."""
     torch.cuda._cached_device_count = None
     if torch.cuda._initialized:
         torch.cuda.default_generators = generators(native)  # type: ignore[assignment]
@@ -122,140 +133,11 @@ def see_more_gpus(native: ModuleType) -> None:
 
 
 def install(native: ModuleType, gpu: Gpu, patches: Patches, private: Path | None, asked: dict[str, None]) -> None:
-    """Makes this process see the native device's GPUs, which are of the given kind."""
-    c, cuda = torch._C, torch.cuda
-    forked = {"in_child_of_user": False}
-    raw_allocations: dict[int, int] = {}
-    history = {"enabled": False}
-    sync_debug = {"mode": 0}
-    handles = itertools.count(0x5000, 0x1000)
-    blas_handles: dict[int, int] = {}
-    own = "sm_{}{}".format(*gpu.compute_capability)  # the GPU asked for is taken to be one torch was built for
-    architectures = ARCHITECTURES if own in ARCHITECTURES.split() else f"{own} {ARCHITECTURES}"
-
-    def init() -> None:
-        # The engine makes its device threads once, on the first backward; that may have been before we came.
-        with torch.enable_grad():
-            torch.ones((), device="cpu", requires_grad=True).backward()
-        native.start_engine_threads()
-        patches.set(cuda, "default_generators", generators(native))
-        os.register_at_fork(after_in_child=lambda: forked.update(in_child_of_user=True))
-
-    def set_device(device: int) -> None:
-        cuda._lazy_init()  # as torch's own does; FakeTensor takes device 0 for the current one until then
-        native.set_device(device)
-
-    def maybe_exchange_device(device: int) -> int:
-        """Another function than the one it is like: torch._dynamo has a handler for each."""
-        return int(native.exchange_device(device))
-
-    def record_history(
-        enabled: str | None, context: str | None = "all", stacks: str = "all", max_entries: int = sys.maxsize, *_: Any
-    ) -> None:
-        history["enabled"] = enabled is not None
-        native.record_memory_history(
-            enabled is not None, context is not None, min(max_entries, 2**62), context in ("all", "state")
-        )
-
-    def record_history_legacy(enabled: bool, record_context: bool = True, max_entries: int = 1, *_: Any) -> None:
-        record_history("all" if enabled else None, "all" if record_context else None, "all", max_entries)
-
-    def snapshot(pool: Any = None) -> dict[str, Any]:
-        which = (pool[0], pool[1]) if pool else (0, 0)
-        traces = pool[2] if pool and len(pool) > 2 else True
-        taken = native.memory_snapshot(which, traces)
-        taken["allocator_settings"] = {
-            "PYTORCH_CUDA_ALLOC_CONF": allocator_conf(),
-            "expandable_segments": "expandable_segments:true" in allocator_conf().lower(),
-        }
-        return taken
-
-    def raw_alloc(size: int, stream: int) -> int:
-        pointer, token = native.raw_alloc(size, stream)
-        raw_allocations[pointer] = token
-        return pointer
-
-    def raw_delete(pointer: int) -> None:
-        if (token := raw_allocations.pop(pointer, None)) is not None:  # else a graph's own: torch_compile/graphs.py
-            native.raw_delete(token)
-
-    functions = {
-        "_cuda_init": init,
-        "_cuda_isInBadFork": lambda: forked["in_child_of_user"],
-        "_cuda_getDeviceCount": native.device_count,
-        "_cuda_getDevice": native.get_device,
-        "_cuda_setDevice": set_device,
-        "_cuda_exchangeDevice": native.exchange_device,
-        "_cuda_maybeExchangeDevice": maybe_exchange_device,
-        "_cuda_canDeviceAccessPeer": lambda device, peer: device != peer,
-        "_cuda_hasPrimaryContext": lambda device: True,
-        "_cuda_getCurrentStream": native.current_stream,
-        "_cuda_getCurrentRawStream": native.current_raw_stream,
-        "_cuda_getDefaultStream": native.default_stream,
-        "_cuda_getStreamFromExternal": lambda pointer, device: (native.stream_of_handle(pointer), device, streams.CUDA),
-        "_cuda_setStream": lambda stream_id, device_index, device_type=streams.CUDA: native.set_stream(
-            stream_id, device_index
-        ),
-        "_cuda_synchronize": native.synchronize,
-        "_cuda_sleep": lambda cycles: None,
-        "_cuda_ipc_collect": lambda: None,
-        "_cuda_getArchFlags": lambda: architectures,
-        "_cuda_getCompiledVersion": lambda: 13000,
-        "_cuda_getCurrentBlasHandle": lambda: blas_handles.setdefault(native.get_device(), next(handles)),
-        "_cuda_getCurrentSolverHandle": lambda: blas_handles.setdefault(-1 - native.get_device(), next(handles)),
-        "_cuda_clearCublasWorkspaces": native.clear_blas_workspaces,
-        "_cuda_set_sync_debug_mode": lambda mode: sync_debug.update(mode=mode),
-        "_cuda_get_sync_debug_mode": lambda: sync_debug["mode"],
-        "_cuda_get_cudnn_benchmark_limit": lambda: 10,
-        "_cuda_get_conv_benchmark_empty_cache": lambda: True,
-        "_cudnn_set_conv_benchmark_empty_cache": lambda enabled: None,
-        "_cuda_set_cudnn_benchmark_limit": lambda limit: None,
-        "_cuda_memoryStats": native.memory_stats,
-        "_cuda_resetPeakMemoryStats": native.reset_peak_memory_stats,
-        "_cuda_resetAccumulatedMemoryStats": native.reset_accumulated_memory_stats,
-        "_cuda_hostMemoryStats": dict,
-        "_cuda_resetPeakHostMemoryStats": lambda: None,
-        "_cuda_resetAccumulatedHostMemoryStats": lambda: None,
-        "_cuda_emptyCache": lambda pool=(0, 0): native.empty_cache(pool),
-        "_host_emptyCache": lambda: None,
-        "_cuda_setMemoryFraction": native.set_memory_fraction,
-        "_cuda_getMemoryFraction": native.memory_fraction,
-        "_cuda_memorySnapshot": snapshot,
-        "_cuda_record_memory_history": record_history,
-        "_cuda_record_memory_history_legacy": record_history_legacy,
-        "_cuda_isHistoryEnabled": lambda: history["enabled"],
-        "_cuda_attach_out_of_memory_observer": lambda observer: None,
-        "_cuda_getAllocatorBackend": lambda: "native",
-        "_cuda_cudaCachingAllocator_raw_alloc": raw_alloc,
-        "_cuda_cudaCachingAllocator_raw_delete": raw_delete,
-        "_cuda_cudaCachingAllocator_enable": lambda enabled: None,
-        "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
-        "_nccl_version": lambda: NCCL_VERSION,
-        "_nccl_version_suffix": lambda: b"",
-        "_has_cuda": True,
-        "_has_cudnn": True,
-    }
-    for name, function in functions.items():
-        patches.set(c, name, function)
-    runtime = cudart(native)
-    patches.set(c, "_cudart", runtime)
-    patches.set(cuda, "_cudart", runtime)
-    patches.set(cuda, "_exchange_device", native.exchange_device)
-    patches.set(cuda, "_maybe_exchange_device", maybe_exchange_device)
-    patches.set(cuda, "_is_in_bad_fork", functions["_cuda_isInBadFork"])
-    patches.set(cuda, "_initialized", False)
-    patches.set(cuda, "_cached_device_count", None)
-    patches.set(cuda, "_device_count_nvml", native.device_count)
-    properties = [device_properties(gpu, index) for index in range(MOST_GPUS)]
-    patches.set(c, "_CudaDeviceProperties", DeviceProperties)
-    patches.set(cuda, "_CudaDeviceProperties", DeviceProperties)
-    of_device = askable(properties, asked)
-    patches.set(cuda, "_get_device_properties", of_device)
-    patches.set(c, "_cuda_getDeviceProperties", of_device)
-    patches.set(torch.version, "cuda", CUDA_VERSION)
-    patches.set(torch.backends.cuda, "is_built", lambda: True)
-    patches.set(cuda, "has_magma", True)
-    patches.set(torch, "has_cuda", True)
+    """Makes this process see the GPUs of the native device, which are all `gpu`."""
+    _install_runtime(native, patches)
+    _install_functions(native, gpu, patches)
+    _install_properties(gpu, patches, asked)
+    memory.install(native, patches)
     streams.install(native, patches)
     timers.install(native, patches)
     graphs.install(native, patches)
@@ -265,12 +147,126 @@ def install(native: ModuleType, gpu: Gpu, patches: Patches, private: Path | None
     patches.on_undo(_forget_fake_results)
 
 
+def _install_runtime(native: ModuleType, patches: Patches) -> None:
+    """Initialization, the current device and the state that torch.cuda keeps of both."""
+    c, cuda = torch._C, torch.cuda
+    forked = {"in_child_of_user": False}
+
+    def init() -> None:
+        # The autograd engine starts its device threads once, on the first backward, which may have run before the device existed.
+        with torch.enable_grad():
+            torch.ones((), device="cpu", requires_grad=True).backward()  # type: ignore[no-untyped-call]
+        native.start_engine_threads()
+        patches.set(cuda, "default_generators", generators(native))
+        os.register_at_fork(after_in_child=lambda: forked.update(in_child_of_user=True))
+
+    def in_bad_fork() -> bool:
+        return forked["in_child_of_user"]
+
+    def set_device(device: int) -> None:
+        # As torch's own does: until CUDA is initialized, FakeTensor assumes that device 0 is the current one.
+        cuda._lazy_init()  # type: ignore[no-untyped-call]
+        native.set_device(device)
+
+    def maybe_exchange_device(device: int) -> int:
+        """Does what `exchange_device` does, but is a function of its own: torch._dynamo has a handler for each."""
+        return int(native.exchange_device(device))
+
+    _set_all(
+        patches,
+        c,
+        {
+            "_cuda_init": init,
+            "_cuda_isInBadFork": in_bad_fork,
+            "_cuda_getDeviceCount": native.device_count,
+            "_cuda_getDevice": native.get_device,
+            "_cuda_setDevice": set_device,
+            "_cuda_exchangeDevice": native.exchange_device,
+            "_cuda_maybeExchangeDevice": maybe_exchange_device,
+            "_cuda_canDeviceAccessPeer": lambda device, peer: device != peer,
+            "_cuda_hasPrimaryContext": lambda device: True,
+            "_cuda_synchronize": native.synchronize,
+            "_cuda_sleep": lambda cycles: None,
+            "_cuda_ipc_collect": lambda: None,
+        },
+    )
+    runtime = cudart(native)
+    patches.set(c, "_cudart", runtime)
+    _set_all(
+        patches,
+        cuda,
+        {
+            "_cudart": runtime,
+            "_exchange_device": native.exchange_device,
+            "_maybe_exchange_device": maybe_exchange_device,
+            "_is_in_bad_fork": in_bad_fork,
+            "_initialized": False,
+            "_cached_device_count": None,
+            "_device_count_nvml": native.device_count,
+        },
+    )
+
+
+def _install_functions(native: ModuleType, gpu: Gpu, patches: Patches) -> None:
+    """Streams, library handles, debug modes and versions: functions that need no state beyond a number or two."""
+    sync_debug = {"mode": 0}
+    handles = itertools.count(0x5000, 0x1000)
+    blas_handles: dict[int, int] = {}
+    own = "sm_{}{}".format(*gpu.compute_capability)  # torch is assumed to be built for the emulated GPU
+    architectures = ARCHITECTURES if own in ARCHITECTURES.split() else f"{own} {ARCHITECTURES}"
+    _set_all(
+        patches,
+        torch._C,
+        {
+            "_cuda_getCurrentStream": native.current_stream,
+            "_cuda_getCurrentRawStream": native.current_raw_stream,
+            "_cuda_getDefaultStream": native.default_stream,
+            "_cuda_getStreamFromExternal": lambda pointer, device: (
+                native.stream_of_handle(pointer),
+                device,
+                streams.CUDA,
+            ),
+            "_cuda_setStream": lambda stream_id, device_index, device_type=streams.CUDA: native.set_stream(
+                stream_id, device_index
+            ),
+            "_cuda_getArchFlags": lambda: architectures,
+            "_cuda_getCompiledVersion": lambda: 13000,
+            "_cuda_getCurrentBlasHandle": lambda: blas_handles.setdefault(native.get_device(), next(handles)),
+            "_cuda_getCurrentSolverHandle": lambda: blas_handles.setdefault(-1 - native.get_device(), next(handles)),
+            "_cuda_clearCublasWorkspaces": native.clear_blas_workspaces,
+            "_cuda_set_sync_debug_mode": lambda mode: sync_debug.update(mode=mode),
+            "_cuda_get_sync_debug_mode": lambda: sync_debug["mode"],
+            "_cuda_get_cudnn_benchmark_limit": lambda: 10,
+            "_cuda_get_conv_benchmark_empty_cache": lambda: True,
+            "_cudnn_set_conv_benchmark_empty_cache": lambda enabled: None,
+            "_cuda_set_cudnn_benchmark_limit": lambda limit: None,
+            "_nccl_version": lambda: NCCL_VERSION,
+            "_nccl_version_suffix": lambda: b"",
+            "_has_cuda": True,
+            "_has_cudnn": True,
+        },
+    )
+    patches.set(torch.version, "cuda", CUDA_VERSION)
+    patches.set(torch.backends.cuda, "is_built", lambda: True)
+    patches.set(torch.cuda, "has_magma", True)
+    patches.set(torch, "has_cuda", True)
+
+
+def _install_properties(gpu: Gpu, patches: Patches, asked: dict[str, None]) -> None:
+    properties = [device_properties(gpu, index) for index in range(MOST_GPUS)]
+    of_device = noted_properties(properties, asked)
+    patches.set(torch._C, "_CudaDeviceProperties", DeviceProperties)
+    patches.set(torch.cuda, "_CudaDeviceProperties", DeviceProperties)
+    patches.set(torch.cuda, "_get_device_properties", of_device)
+    patches.set(torch._C, "_cuda_getDeviceProperties", of_device)
+
+
+def _set_all(patches: Patches, target: Any, values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        patches.set(target, name, value)
+
+
 def _forget_fake_results() -> None:
-    """FakeTensor keeps what calls gave, on the device that was current then."""
+    """Clears FakeTensor's cache, whose results name the device that was current when they were computed."""
     if fake := sys.modules.get("torch._subclasses.fake_tensor"):
         fake.FakeTensorMode.cache_clear()
-
-
-def allocator_conf() -> str:
-    """The allocator configuration the program runs with, as torch reads it."""
-    return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""

@@ -1,20 +1,22 @@
-"""CUDA graphs and memory pools on the emulated device: captures take work out of the record, replays repeat it."""
+"""CUDA graphs and memory pools on the emulated device, as bases for torch's own classes.
+
+A capture takes the captured work out of the record of this rank, and each replay records it again (native/graphs.cpp).
+"""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from maya_core.device.shim.streams import again
+from maya_core.device.shim.streams import rerun
 from maya_core.patches import Patches
 
 
-def install(native: ModuleType, patches: Patches) -> None:
-    pool_numbers = itertools.count(1)
-
+def _graph_class(native: ModuleType, pool_numbers: Iterator[int]) -> type:
     class CUDAGraphBase:
         _graph: Any
         _pool: tuple[int, int] | None
@@ -48,16 +50,22 @@ def install(native: ModuleType, patches: Patches) -> None:
         def enable_debug_mode(self) -> None: ...
 
         def debug_dump(self, debug_path: str) -> None:
-            raise RuntimeError("an emulated CUDA graph has no cudaGraph_t to dump")
+            raise RuntimeError("An emulated CUDA graph has no cudaGraph_t to dump: skip debug_dump under emulation.")
 
         def register_generator_state(self, generator: torch.Generator) -> None: ...
 
+    return CUDAGraphBase
+
+
+def _pool_class(native: ModuleType, pool_numbers: Iterator[int]) -> type:
     class MemPoolBase:
         def __init__(
             self, allocator: Any = None, is_user_created: bool = True, use_on_oom: bool = False, no_split: bool = False
         ) -> None:
             if allocator is not None:
-                raise NotImplementedError("a MemPool with an allocator of its own is not emulated")
+                raise NotImplementedError(
+                    "Maya does not emulate a torch.cuda.MemPool with a custom allocator; create it without one."
+                )
             self._id = (0, next(pool_numbers)) if is_user_created else (next(pool_numbers), 0)
             self.allocator = allocator
             self._device = native.get_device()
@@ -72,12 +80,17 @@ def install(native: ModuleType, patches: Patches) -> None:
             return self._id
 
         def use_count(self) -> int:
-            return native.pool_use_count(self._device, self._id)
+            return int(native.pool_use_count(self._device, self._id))
 
-    patches.set(torch._C, "_CUDAGraph", CUDAGraphBase)
+    return MemPoolBase
+
+
+def install(native: ModuleType, patches: Patches) -> None:
+    pool_numbers = itertools.count(1)
+    patches.set(torch._C, "_CUDAGraph", _graph_class(native, pool_numbers))
     patches.set(torch._C, "_graph_pool_handle", lambda: (next(pool_numbers), 0))
     patches.set(torch._C, "_cuda_isCurrentStreamCapturing", native.capturing)
-    patches.set(torch._C, "_MemPool", MemPoolBase)
+    patches.set(torch._C, "_MemPool", _pool_class(native, pool_numbers))
     pool_functions = {
         "_cuda_beginAllocateToPool": native.begin_allocate_to_pool,
         "_cuda_beginAllocateCurrentStreamToPool": native.begin_allocate_to_pool,
@@ -88,11 +101,11 @@ def install(native: ModuleType, patches: Patches) -> None:
     for name, function in pool_functions.items():
         patches.set(torch._C, name, function)
 
-    graphs = again(torch.cuda.graphs)
+    graphs = rerun(torch.cuda.graphs)
     for name in ("CUDAGraph", "graph", "graph_pool_handle", "is_current_stream_capturing", "make_graphed_callables"):
         patches.set(torch.cuda.graphs, name, getattr(graphs, name))
         patches.set(torch.cuda, name, getattr(graphs, name))
-    memory = again(torch.cuda.memory)
+    memory = rerun(torch.cuda.memory)
     for name in ("MemPool", "use_mem_pool"):
         patches.set(torch.cuda.memory, name, getattr(memory, name))
         patches.set(torch.cuda, name, getattr(memory, name))

@@ -1,7 +1,7 @@
-"""pynvml as it answers on a node with the emulated GPUs, whether or not nvidia-ml-py is installed.
+"""A pynvml module for a node with the emulated GPUs, whether or not nvidia-ml-py is installed.
 
-Memory is what the emulated allocators hold. What a sensor would tell has no meaning without a GPU and is a constant of
-a GPU at work: see `AT_WORK`. What is not answered raises NVMLError_NotSupported, as on a GPU that lacks the feature.
+Memory figures are those of the emulated allocators. Sensor readings mean nothing without a GPU, so they are the constants of a
+busy GPU in `AT_WORK`. Functions that are missing here raise NVMLError_NotSupported, as on a GPU that lacks the feature.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ ARCHITECTURES = {
 
 @dataclass(frozen=True)
 class Handle:
-    """A GPU as NVML hands it out."""
+    """The handle by which NVML refers to a GPU."""
 
     index: int
 
@@ -89,7 +89,7 @@ ERROR_CLASSES = {
 
 
 class Node:
-    """What NVML knows of this node's GPUs."""
+    """What NVML knows about the GPUs of this node."""
 
     def __init__(self, native: ModuleType, gpu: Gpu) -> None:
         self._native = native
@@ -123,13 +123,13 @@ class Node:
         return int(self.gpu.power_limit_w)
 
     def nvlinks(self) -> int:
-        """Links of each GPU. Bridges between two boards do not count: whether they are there is not known."""
+        """The number of NVLinks of each GPU. Bridges between two boards do not count, because Maya does not know whether they are installed."""
         joined = default_node(self.gpu).topology in ("nvswitch", "mesh")
         return self.gpu.nvlink_links if self.count > 1 and joined else 0
 
 
 def _identity(node: Node) -> dict[str, Callable[..., Any]]:
-    """Which GPUs there are, and what they are."""
+    """Functions that count, find and identify the GPUs."""
 
     def text(value: str | bytes) -> str:
         return value.decode() if isinstance(value, bytes) else value
@@ -174,7 +174,7 @@ def _identity(node: Node) -> dict[str, Callable[..., Any]]:
 
 
 def _state(node: Node) -> dict[str, Callable[..., Any]]:
-    """How the GPUs are doing."""
+    """Functions that report memory, processes, utilization, power and clocks."""
 
     def memory(handle: Handle, version: int | None = None) -> SimpleNamespace:
         total, used, free = node.memory(handle.index)
@@ -210,7 +210,7 @@ def _state(node: Node) -> dict[str, Callable[..., Any]]:
 
 
 def _connections(node: Node) -> dict[str, Callable[..., Any]]:
-    """How the GPUs reach each other: all to all by NVLink where the GPU has it, else by PCIe through the node."""
+    """Functions that report how the GPUs are connected: all to all by NVLink where the GPU has it, otherwise by PCIe within the node."""
 
     def link(handle: Handle, number: int) -> int:
         if number >= node.nvlinks():
@@ -226,7 +226,7 @@ def _connections(node: Node) -> dict[str, Callable[..., Any]]:
         return CONSTANTS["NVML_TOPOLOGY_INTERNAL" if one == other else "NVML_TOPOLOGY_NODE"]
 
     def remote_pci(handle: Handle, number: int) -> SimpleNamespace:
-        link(handle, number)  # with NVSwitch the other end of every link is a switch
+        link(handle, number)  # raises for an unknown link; with NVSwitch the remote end of every link is a switch
         return SimpleNamespace(busId="00000000:05:00.0", domain=0, bus=5, device=0, pciDeviceId=0, pciSubSystemId=0)
 
     return {
@@ -278,7 +278,8 @@ def pynvml(node: Node) -> ModuleType:
         return call
 
     def error_of(value: int) -> NVMLError:
-        return ERROR_CLASSES.get(ERRORS.get(value, "Unknown"), NVMLError)(value)
+        found: type[NVMLError] = ERROR_CLASSES.get(ERRORS.get(value, "Unknown"), NVMLError)
+        return found(value)
 
     answers = {**_identity(node), **_state(node), **_connections(node)}
     module.__dict__.update({name: initialized(function) for name, function in answers.items()})
@@ -299,18 +300,18 @@ def pynvml(node: Node) -> ModuleType:
 
 
 def _upper(name: str) -> str:
-    """'InvalidArgument' as nvml.h has it: 'INVALID_ARGUMENT'."""
+    """Turns 'InvalidArgument' into the spelling of nvml.h, 'INVALID_ARGUMENT'."""
     return "".join("_" + letter if letter.isupper() and i else letter for i, letter in enumerate(name)).upper()
 
 
 def install(native: ModuleType, gpu: Gpu, patches: Patches, private: Path | None) -> None:
-    """`import pynvml`, what torch.cuda asks of it, and `nvidia-smi` in child processes."""
+    """Installs the module `pynvml`, torch.cuda's use of it, and `nvidia-smi` for child processes."""
     node = Node(native, gpu)
     module = pynvml(node)
     patches.put(sys.modules, "pynvml", module)
     patches.set(torch.cuda, "pynvml", module)
     patches.set(torch.cuda, "_HAS_PYNVML", True)
-    # our NVML counts the GPUs of this process, so CUDA_VISIBLE_DEVICES is not to be applied once more
+    # The emulated NVML counts the GPUs of this process only, so CUDA_VISIBLE_DEVICES must not be applied a second time.
     index_of = torch.cuda._get_device_index
     for user in (torch.cuda, torch.cuda.memory):
         patches.set(user, "_get_nvml_device_index", lambda device: index_of(device, optional=True))

@@ -1,7 +1,7 @@
-"""nvidia-smi for the programs that a training script starts: a small script put in front of PATH.
+"""nvidia-smi for the programs that a training script starts: a small script in a folder at the front of PATH.
 
-The script knows nothing. It passes its arguments to the process with the emulated GPUs through a socket in a temporary
-folder, and prints what comes back, so that memory figures are those of the moment.
+The script sends its arguments through a socket to the process with the emulated GPUs and prints the answer, so that memory
+figures are current.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ sys.exit(answer["code"])
 
 
 class Refused(Exception):
-    """An argument that nvidia-smi, or our stand-in for it, does not take."""
+    """Raised for an argument that nvidia-smi, or this replacement of it, does not accept."""
 
 
-# ---- what can be asked with --query-gpu: value and unit ----
 def fields(node: Node) -> dict[str, Callable[[int], tuple[str, str]]]:
+    """The fields of --query-gpu: for each a function from a GPU's index to its value and unit."""
     from maya_core.device.shim import nvml
 
     def mib(part: int) -> Callable[[int], tuple[str, str]]:
@@ -115,7 +115,7 @@ def query(node: Node, names: list[str], options: set[str], chosen: list[int]) ->
 
 
 def processes(node: Node, names: list[str], options: set[str], chosen: list[int]) -> str:
-    """--query-compute-apps: the one process there is."""
+    """The answer to --query-compute-apps: this process is the only one."""
     header = {"used_memory": "used_gpu_memory [MiB]", "used_gpu_memory": "used_gpu_memory [MiB]"}
     unit = "" if "nounits" in options else " MiB"
     rows = [] if "noheader" in options else [", ".join(header.get(name, name) for name in names)]
@@ -136,7 +136,7 @@ def listing(node: Node, chosen: list[int]) -> str:
 
 
 def topology(node: Node) -> str:
-    """`topo -m`: all GPUs on one NVSwitch, or on PCIe of one NUMA node."""
+    """The answer to `topo -m`: all GPUs are on one NVSwitch, or on the PCIe of one NUMA node."""
     link = f"NV{node.nvlinks()}" if node.nvlinks() else "NODE"
     names = [f"GPU{index}" for index in range(node.count)]
     rows = ["\t" + "\t".join(names) + "\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID"]
@@ -148,7 +148,7 @@ def topology(node: Node) -> str:
 
 
 def table(node: Node, chosen: list[int]) -> str:
-    """What plain `nvidia-smi` shows."""
+    """The table that `nvidia-smi` prints without arguments."""
     from maya_core.device.shim import nvml
 
     bar = "+-----------------------------------------+------------------------+----------------------+\n"
@@ -196,7 +196,7 @@ def _selected(node: Node, wanted: str | None) -> list[int]:
 
 
 def _parse(arguments: list[str]) -> dict[str, str]:
-    """Options by their long name; `--name value` and `--name=value` are the same to nvidia-smi."""
+    """Maps each option's long name to its value; nvidia-smi accepts both `--name value` and `--name=value`."""
     long_names = {"-L": "--list-gpus", "-i": "--id", "-q": "--query", "-h": "--help"}
     parsed: dict[str, str] = {}
     rest = list(arguments)
@@ -210,11 +210,11 @@ def _parse(arguments: list[str]) -> dict[str, str]:
 
 
 def answer(node: Node, arguments: list[str]) -> tuple[str, int]:
-    """What nvidia-smi prints for these arguments, and its exit code."""
+    """Returns what nvidia-smi prints for these arguments, and its exit code."""
     try:
         if arguments[:1] == ["topo"]:
             if arguments[1:2] not in (["-m"], ["--matrix"]):
-                raise Refused(f"topo {' '.join(arguments[1:])} is not emulated; topo -m is.\n")
+                raise Refused(f"Maya does not emulate nvidia-smi topo {' '.join(arguments[1:])}; use topo -m.\n")
             return topology(node), 0
         options = _parse(arguments)
         chosen = _selected(node, options.pop("--id", None))
@@ -227,7 +227,7 @@ def answer(node: Node, arguments: list[str]) -> tuple[str, int]:
             return listing(node, chosen), 0
         if options:
             raise Refused(
-                f"Option {next(iter(options))} is not emulated. Maya answers: plain nvidia-smi, -L, -i, --query-gpu, --query-compute-apps, topo -m.\n"
+                f"Maya does not emulate the option {next(iter(options))}. It answers nvidia-smi without options, -L, -i, --query-gpu, --query-compute-apps and topo -m.\n"
             )
         return table(node, chosen), 0
     except Refused as refused:
@@ -238,12 +238,12 @@ def install(node: Node, patches: Patches, private: Path | None) -> None:
     folder = tempfile.mkdtemp(prefix="maya-smi-", dir=private or folder_for_sockets())
     address = os.path.join(folder, "socket")
 
-    class Ask(socketserver.StreamRequestHandler):
+    class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
             out, code = answer(node, json.loads(self.rfile.readline()))
             self.wfile.write(json.dumps({"out": out, "code": code}).encode())
 
-    server = socketserver.UnixStreamServer(address, Ask)
+    server = socketserver.UnixStreamServer(address, Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, name="maya-smi", daemon=True)
     thread.start()
 

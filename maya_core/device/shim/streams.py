@@ -1,4 +1,4 @@
-"""torch.cuda.Stream and Event on the emulated device: torch's own classes, built again on bases of ours."""
+"""torch.cuda.Stream and Event on the emulated device: torch's own classes, defined again on base classes that call the native device."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from maya_core.patches import Patches
 CUDA = 1  # c10::DeviceType::CUDA
 
 
-def bases(native: ModuleType) -> tuple[type, type]:
-    """What torch._C._CudaStreamBase and _CudaEventBase are in a CUDA build."""
+def _stream_class(native: ModuleType) -> type:
+    """What torch._C._CudaStreamBase is in a CUDA build."""
 
     class StreamBase(torch.Stream):
         def __new__(
@@ -36,11 +36,11 @@ def bases(native: ModuleType) -> tuple[type, type]:
 
         @property
         def cuda_stream(self) -> int:
-            return native.stream_handle(self.device_index, self.stream_id)
+            return int(native.stream_handle(self.device_index, self.stream_id))
 
         @property
         def priority(self) -> int:
-            return native.stream_priority(self.stream_id)
+            return int(native.stream_priority(self.stream_id))
 
         @staticmethod
         def priority_range() -> tuple[int, int]:
@@ -49,6 +49,12 @@ def bases(native: ModuleType) -> tuple[type, type]:
         @property
         def _as_parameter_(self) -> ctypes.c_void_p:
             return ctypes.c_void_p(self.cuda_stream)
+
+    return StreamBase
+
+
+def _event_class(native: ModuleType) -> type:
+    """What torch._C._CudaEventBase is in a CUDA build."""
 
     class EventBase(torch.Event):
         def __new__(
@@ -63,17 +69,18 @@ def bases(native: ModuleType) -> tuple[type, type]:
             )
 
         def elapsed_time(self, end_event: torch.Event) -> float:
-            return native.elapsed_ms(self.event_id, end_event.event_id)  # torch.Event's own takes no subclass
+            # torch.Event's own method does not accept a subclass.
+            return float(native.elapsed_ms(self.event_id, end_event.event_id))
 
         @property
         def cuda_event(self) -> int:
             return self.event_id
 
-    return StreamBase, EventBase
+    return EventBase
 
 
-def again(module: ModuleType) -> ModuleType:
-    """The module run once more, so that classes deriving from torch._C's take what stands there now."""
+def rerun(module: ModuleType) -> ModuleType:
+    """Executes a module a second time, so that its classes derive from the base classes that torch._C has now."""
     spec = importlib.util.spec_from_file_location(module.__name__, module.__file__)
     assert spec is not None and spec.loader is not None
     fresh = importlib.util.module_from_spec(spec)
@@ -82,10 +89,9 @@ def again(module: ModuleType) -> ModuleType:
 
 
 def install(native: ModuleType, patches: Patches) -> None:
-    stream_base, event_base = bases(native)
-    patches.set(torch._C, "_CudaStreamBase", stream_base)
-    patches.set(torch._C, "_CudaEventBase", event_base)
-    fresh = again(torch.cuda.streams)
+    patches.set(torch._C, "_CudaStreamBase", _stream_class(native))
+    patches.set(torch._C, "_CudaEventBase", _event_class(native))
+    fresh = rerun(torch.cuda.streams)
     for name in ("Stream", "Event", "ExternalStream"):
         cls = getattr(fresh, name)
         patches.set(torch.cuda.streams, name, cls)

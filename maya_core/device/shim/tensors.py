@@ -1,7 +1,8 @@
-"""What a CUDA build has beyond torch.cuda: storages, tensor types, cuDNN, NVTX, and the profiler's view of the GPU."""
+"""What a CUDA build of torch provides beyond torch.cuda: resizable storages, legacy tensor types, cuDNN and NVTX."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -24,7 +25,7 @@ TYPES = {
 
 
 class _LegacyTensor(type):
-    """torch.cuda.FloatTensor and its like: call to make a tensor, isinstance to ask for device and dtype."""
+    """The metaclass of torch.cuda.FloatTensor and the like: a call makes a tensor, isinstance checks device and dtype."""
 
     dtype: torch.dtype
 
@@ -53,17 +54,24 @@ def install(native: ModuleType, patches: Patches) -> None:
         patches.set(torch.cuda, name, cls)
     _storages(native, patches)
     _cudnn(patches)
-    depth = SimpleNamespace(value=0)
+    patches.set(torch.cuda.nvtx, "_nvtx", _nvtx())
+
+
+def _nvtx() -> SimpleNamespace:
+    """NVTX without a profiler: ranges are counted, because a push returns its depth, and otherwise ignored."""
+    depth = 0
 
     def push(_: str) -> int:
-        depth.value += 1
-        return depth.value - 1
+        nonlocal depth
+        depth += 1
+        return depth - 1
 
     def pop() -> int:
-        depth.value -= 1
-        return depth.value
+        nonlocal depth
+        depth -= 1
+        return depth
 
-    nvtx = SimpleNamespace(
+    return SimpleNamespace(
         rangePushA=push,
         rangePop=pop,
         rangeStartA=lambda message: 0,
@@ -72,12 +80,12 @@ def install(native: ModuleType, patches: Patches) -> None:
         deviceRangeStart=lambda message, stream: 0,
         deviceRangeEnd=lambda handle, stream: None,
     )
-    patches.set(torch.cuda.nvtx, "_nvtx", nvtx)
 
 
 def _storages(native: ModuleType, patches: Patches) -> None:
     storage = torch.UntypedStorage
-    resize, new = storage.resize_, storage.__new__
+    resize: Callable[..., torch.UntypedStorage] = storage.resize_
+    new: Callable[..., torch.UntypedStorage] = storage.__new__
 
     def resize_(self: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
         if self.device.type != "cuda":
@@ -102,9 +110,8 @@ def _cudnn(patches: Patches) -> None:
     patches.set(torch.backends.cudnn, "version", lambda: CUDNN_VERSION)
     patches.set(torch.backends.cudnn, "is_available", lambda: True)
     modes = SimpleNamespace(rnn_relu=0, rnn_tanh=1, lstm=2, gru=3)  # cudnnRNNMode_t
-    rnn = (
-        torch.backends.cudnn.rnn.get_cudnn_mode.__globals__
-    )  # the module's own names: what is imported as it is a wrapper
+    # The module's real namespace: `torch.backends.cudnn.rnn` as it is imported is a wrapper around it.
+    rnn = torch.backends.cudnn.rnn.get_cudnn_mode.__globals__
     patches.put(rnn, "_cudnn", SimpleNamespace(RNNMode=modes))
     patches.set(
         torch.backends.cudnn,

@@ -1,4 +1,7 @@
-"""torch.utils.benchmark reads predicted time: a machine's own clock says how long the emulation takes, not the GPU. Checked with torch 2.13."""
+"""Makes torch.utils.benchmark read predicted time: the clock of this machine measures the emulation, not the GPU.
+
+Checked with torch 2.13.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,22 @@ from maya_core.patches import Patches
 
 
 class PredictedTime:
-    """In the place of the module `timeit` where torch's timer looks for a clock."""
+    """Replaces the module `timeit`, from which torch's timer takes its clock."""
 
     def __init__(self, native: ModuleType) -> None:
         self._native = native
-        self._predicted = 0.0  # when it was last read
+        self._predicted = 0.0  # the device time at the last reading
         self._real = timeit.default_timer()
-        self._on_host = 0.0  # spent in statements that asked nothing of the device
+        self._on_host = 0.0  # real seconds spent in statements that used no device
 
     def default_timer(self) -> float:
-        """Seconds. A statement that does nothing on the device is timed as it runs."""
+        """Returns seconds. A statement that does nothing on the device counts with the real time that it took."""
         self._native.start_timing()
         predicted, real = self._native.host_time_ns() * 1e-9, timeit.default_timer()
         if predicted == self._predicted:
             self._on_host += real - self._real
         self._predicted, self._real = predicted, real
-        return predicted + self._on_host
+        return float(predicted + self._on_host)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(timeit, name)

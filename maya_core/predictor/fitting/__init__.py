@@ -1,1 +1,1 @@
-"""From measurements to profiles: `python -m maya_core.predictor.fitting DATA`. Not needed to predict."""
+"""Fits profiles to measurements: `python -m maya_core.predictor.fitting DATA`. Predictions do not need this package."""

@@ -1,4 +1,4 @@
-"""python -m maya_core.predictor.fitting DATA: makes the shipped profiles anew from a folder of measurements."""
+"""python -m maya_core.predictor.fitting DATA: fits the shipped profiles to a folder of measurements."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def main(
     """Fits every family of work to the measurements and writes a profile for each GPU."""
     console = Console()
     if unknown := set(family or ()) - set(FAMILIES):
-        raise MayaError(f"no family {', '.join(sorted(unknown))}.", f"There are: {', '.join(FAMILIES)}.")
+        raise MayaError(f"unknown family: {', '.join(sorted(unknown))}.", f"Known families: {', '.join(FAMILIES)}.")
     begun = time.monotonic()
     with console.status("reading") as status:
         for name, fit in FAMILIES.items():

@@ -1,4 +1,4 @@
-"""Fits `attention` to measured forward and backward passes."""
+"""Fits `attention_time` to measured forward and backward passes."""
 
 from __future__ import annotations
 
@@ -30,9 +30,11 @@ GRID = (
     Axis(0, 12),
 )  # queries, batch x heads, head dimension, batch x key heads
 STAY = 0.3
-SAMPLE = 4000  # rows the structure is fitted to
+SAMPLE = 4000  # rows to which the structure is fitted
 STAY_BACKWARD = 0.05
-BACKWARD_PASSES = 2.5  # gradients of outputs in, of queries, keys and values out, beside the forward's tensors
+BACKWARD_PASSES = (
+    2.5  # reads gradients of outputs and writes those of queries, keys and values, in addition to the forward's tensors
+)
 
 
 def _pack(structure: AttentionStructure) -> np.ndarray:
@@ -84,7 +86,7 @@ def _flat(axes: Sequence[Axis]) -> Lattice:
 
 
 def _axis(sizes: np.ndarray, least: Axis) -> Axis:
-    """An axis over the sizes, and over `least` at least: beyond the data the correction goes on as it was."""
+    """An axis over the sizes, and at least over `least`; beyond the data the correction is constant."""
     low, high = np.floor(np.log2(sizes.min())), np.ceil(np.log2(sizes.max()))
     return Axis(float(min(low, least.low)), float(max(high, least.high)), least.per_octave)
 
@@ -92,9 +94,9 @@ def _axis(sizes: np.ndarray, least: Axis) -> Axis:
 def fit_backward(
     gpu: Gpu, forward: AttentionModel, sizes: Sizes, seconds: np.ndarray, with_forward: np.ndarray
 ) -> AttentionModel:
-    """The backward pass, from the few rows there are: the forward kernel's structure, found again near its own values.
+    """Fits the backward pass to the few rows that exist: the forward kernel's structure, fitted again near its own values.
 
-    Where `with_forward`, the seconds are of both passes.
+    For rows `with_forward`, the seconds include both passes.
     """
     start = _pack(forward.structure)
     before = np.where(with_forward, predict(forward, gpu, sizes), 0.0)
@@ -114,7 +116,7 @@ def fit_backward(
 
 
 def fit_scale(gpu: Gpu, donor: AttentionModel, factor: float) -> AttentionModel:
-    """A relative's model, slower or faster by a factor."""
+    """A relative's model, scaled by a factor."""
     lattice = Lattice.load(donor.correction)
     scaled = Lattice(lattice.axes, lattice.values + round(float(np.log(factor)), 3), lattice.support)
     return donor.model_copy(update={"correction": scaled.store(), "windowed": None})

@@ -1,4 +1,4 @@
-"""Which measurements make the attention profile of which GPU, and how far off the fits are on what they did not see."""
+"""Selects the measurements for the attention profile of each GPU, fits it, and computes its errors on held-out rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from maya_core.predictor.fitting.measurements import read_table, rows, where
 from maya_core.predictor.fitting.splits import Line, by_key, largest_tenth, summarize
 from maya_core.predictor.profile import Profile, ProfileSource
 
-# Kernels of the forward table, by what they are to us. TensorRT-LLM's stands in for cuDNN's, which nobody published.
+# Kernels of the forward table, by Maya's names. TensorRT-LLM's represents cuDNN's, for which no measurements are published.
 FLASH2, FLASH3, FUSED = "flash2", "flash3", "fused"
 KERNELS = {
     FUSED: ("torch_flow",),
@@ -32,9 +32,9 @@ HEADS, LARGEST, SHAPES = "unseen head shapes", "largest tenth", "forward + backw
 
 @dataclass(frozen=True)
 class AttentionRows:
-    sizes: list[np.ndarray]  # as AttentionStructure.seconds takes them
+    sizes: list[np.ndarray]  # the arguments of AttentionStructure.seconds
     seconds: np.ndarray
-    with_forward: np.ndarray  # for backward rows: whether they hold the forward pass too
+    with_forward: np.ndarray  # for backward rows: whether they include the forward pass
 
     def __getitem__(self, mask: np.ndarray) -> AttentionRows:
         return AttentionRows([size[mask] for size in self.sizes], self.seconds[mask], self.with_forward[mask])
@@ -82,7 +82,7 @@ def simumax_rows(data: Path, device: str, op: str) -> AttentionRows:
 
 
 def _line(split: str, gpu: Gpu, model: str, rows_: AttentionRows, predicted: np.ndarray, much: float = 1.0) -> Line:
-    """`much` is the work in forward passes."""
+    """`much` is the work, in multiples of a forward pass."""
     batch, heads, kv_heads, queries, keys, head, value_head, causal, _ = rows_.sizes
     every = 2 * batch * heads * queries * keys * (head + value_head) * much
     moved = 2 * batch * (heads * queries + kv_heads * keys) * (head + value_head) * much
@@ -99,7 +99,7 @@ def forward_lines(gpu: Gpu, kernel: str, found: AttentionRows) -> Iterator[Line]
 
 
 def backward_lines(gpu: Gpu, kernel: str, forward: AttentionModel, found: AttentionRows) -> Iterator[Line]:
-    """Both passes together, lengths or head counts in turn unseen: measured directly, or the sum of their measurements."""
+    """Both passes together, with lengths or head counts held out in turn. They were measured together, or their measurements are added."""
     keys = [*zip(*(found.sizes[i].tolist() for i in (1, 3)), strict=True)]
     for key in sorted(set(keys)):
         out = np.array([each == key for each in keys])
@@ -131,7 +131,7 @@ def fit(data: Path, *, evaluate: bool = True, only: set[str] | None = None) -> I
             found = flash2_rows(data, name)
             if (
                 FLASH2 not in models and "a100" in flash2
-            ):  # no forward rows of its own: the A100's, to the level of both passes
+            ):  # it has no forward rows: uses the A100's, scaled to the level of both passes
                 donor, reference = flash2["a100"], flash2_rows(data, "a100")
                 share = np.median(predict(donor, find_gpu("a100"), reference.sizes) / reference.seconds)
                 factor = np.median(share * found.seconds / predict(donor, gpu, found.sizes))

@@ -1,4 +1,4 @@
-"""Which measurements make the profile of which GPU and network, and how far off the fits are on what they did not see."""
+"""Selects the measurements for the collective profile of each GPU and network, fits it, and computes its errors on held-out rows."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from maya_core.predictor.profile import Profile, ProfileSource
 
 LARGE = 2**20
 SIZES, GROUPS, CLUSTER, LARGEST = "unseen sizes", "unseen group sizes", "unseen cluster", "largest tenth"
-ODD = ("l40s",)  # two of its GPUs share 20 GB/s, four 5: neither tells of the other, and tables should say it apart
+ODD = ("l40s",)  # two of its GPUs share 20 GB/s, four share 5: neither predicts the other, so tables list it separately
 
 GPUS = tuple(dict.fromkeys([*sources.INSIDE.values(), *sources.PAIRS.values()]))
-# Whose structure a fit starts from, so that what a GPU's rows leave open is as with its nearest relative.
+# The GPU with whose structure a fit starts, so that what a GPU's rows do not determine is like its nearest relative.
 RELATIVES = {"b200": "h100", "b300": "b200", "gb200": "b200", "gb300": "gb200"}
 
-# Clusters whose rows make one structure; a network has its own correction on it.
+# Clusters whose rows determine one structure; each network has its own correction.
 KINDS = {"infiniband": ("sophia", "oci", "h100", "nvl72", "vidur-h100"), "slingshot": ("polaris",)}
-# Where the correction comes from, by profile and prefix of the model's name. `racks` are islands of several nodes.
+# The source of the correction, by profile and prefix of the model's name. `racks` are islands of several nodes.
 CORRECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "infiniband-hdr": {"network": ("sophia",)},
     "infiniband-ndr": {"network": ("h100", "vidur-h100"), "racks": ("nvl72",)},
@@ -54,7 +54,7 @@ CORRECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 def fit(data: Path, *, evaluate: bool = True) -> Iterator[tuple[Profile, list[Line]]]:
-    """A profile for every GPU and every network that has measurements, with the lines of their held-out errors."""
+    """Yields a profile for every GPU and every network with measurements, with its held-out errors."""
     structures: dict[tuple[str, str, str], InsideStructure] = {}
     for gpu in GPUS:
         yield _gpu_profile(data, gpu, structures, evaluate)
@@ -65,7 +65,7 @@ def fit(data: Path, *, evaluate: bool = True) -> Iterator[tuple[Profile, list[Li
 def _lines(
     where: str, what: str, name: str, model: str, rows: CollectiveRows, predicted: np.ndarray, bound: np.ndarray
 ) -> Iterator[Line]:
-    """A line for what is large and one for what is small, for their targets differ."""
+    """One line for large and one for small sizes, because their targets differ."""
     large = rows.nbytes >= LARGE
     small = f"{where} < 1 MB, {what}"
     for label, those in ((f"{where} >= 1 MB, {what}", large), (small, ~large)):
@@ -141,7 +141,7 @@ def _measured(data: Path, name: str) -> dict[str, Crossings]:
 
 
 def _structure(data: Path, op: str, kind: tuple[str, ...], own: dict[str, Crossings]) -> OutsideStructure:
-    """Of a kind of network, with `own` rows in place of a cluster's."""
+    """The structure of a kind of network, with `own` rows instead of those of a cluster."""
     parts = [own[name] if name in own else _measured(data, name).get(op) for name in kind]
     return fit_crossing(op, joined([part for part in parts if part is not None and len(part)]))
 
@@ -184,7 +184,7 @@ def _bound(op: str, part: Crossings, machine: Cluster) -> np.ndarray:
 def _seen_network_lines(
     data: Path, network: str, op: str, model: str, name: str, own: dict[str, Crossings]
 ) -> Iterator[Line]:
-    """Sizes and groups of a cluster, of which other sizes and groups are seen."""
+    """Errors on held-out sizes and groups of a cluster, of which other sizes and groups are seen."""
     part, machine = own[name], sources.clusters()[name].machine
     rows = part.rows
     groups = np.unique(np.stack([rows.ranks, rows.islands]), axis=1).T
@@ -207,7 +207,7 @@ def _seen_network_lines(
 
 
 def _unseen_cluster_lines(data: Path, network: str, op: str, model: str, name: str, part: Crossings) -> Iterator[Line]:
-    """A whole cluster by what the catalog says of it, with the coefficients of the others on InfiniBand and the like."""
+    """Errors on a whole held-out cluster, predicted from its catalog entry and the coefficients of the others on similar networks."""
     others = [other for other in KINDS["infiniband"] if other != name]
     lent = [found[told] for other in others for told in _stand_ins(op) if told in (found := _measured(data, other))]
     if lent:

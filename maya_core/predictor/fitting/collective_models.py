@@ -1,4 +1,4 @@
-"""Fits collectives to measurements: coefficients of structure first, then the correction of what is left."""
+"""Fits collectives to measurements: first the coefficients of the structure, then the correction of the residuals."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from maya_core.predictor.fitting.lattice_fit import fit_lattice
 from maya_core.predictor.lattice import Axis, Lattice
 from maya_core.predictor.placement import Link, Placement
 
-ROBUST = 0.1  # of a natural logarithm: residuals beyond count by their size, not its square
-PRIOR = 0.15  # pull of the starting values, against one row's residual
-# From n to 2 n GPUs an all_reduce may become faster by up to a tenth: switches take over from rings.
+ROBUST = 0.1  # of a natural logarithm: larger residuals count linearly, not squared
+PRIOR = 0.15  # weight of the starting values, relative to the residual of one row
+# From n to 2 n GPUs an all_reduce may become faster by up to a tenth, when switches replace rings.
 NVLS_SLACK = 0.15
 
-TREE_REACH = 0.7  # a tree's share of the ports is at least half, and at most twice, what NCCL counts on
-OWN = 0.35  # cost of a rank's own part to start from
+TREE_REACH = 0.7  # a tree's share of the ports is at least half, and at most twice, of what NCCL assumes
+OWN = 0.35  # starting value for the cost of a rank's own part
 
-# Where fits start from: NCCL's LL, LL128 and Simple as its own tuning table has them, roughly.
+# Starting values of fits: NCCL's LL, LL128 and Simple, roughly as in its own tuning table.
 RINGS = [("ring", 4.0, 1.0, 0.03), ("ring", 6.0, 1.5, 0.3), ("ring", 15.0, 2.0, 0.75)]
 SWITCHES = [("nvls", 15.0, 3.0, 0.55)]
 MESSAGES = [("ring", 5.0, 0.5, 0.05), ("ring", 8.0, 0.5, 0.3), ("ring", 15.0, 1.0, 0.75)]
@@ -52,14 +52,13 @@ CROSSINGS = {
 def _solve(
     guess: np.ndarray, error: Callable[[np.ndarray], np.ndarray], weight: np.ndarray, reach: np.ndarray | float = 4.0
 ) -> np.ndarray:
-    """Logarithms of coefficients that make the weighted errors small without straying far from the guess needlessly, and
-    not beyond its reach."""
+    """The logarithms of coefficients that minimize the weighted errors, held near the starting values and within their reach."""
 
     def residuals(point: np.ndarray) -> np.ndarray:
         return np.concatenate([error(point) * weight, PRIOR * (point - guess) * ROBUST])
 
     best = None
-    for shift in (0.0, 0.4, -0.4):  # the fastest of several candidates has kinks: more than one start
+    for shift in (0.0, 0.4, -0.4):  # several starts, because the fastest of several candidates is not smooth
         found = least_squares(
             residuals, guess + shift * np.minimum(reach, 1), loss="soft_l1", f_scale=ROBUST, diff_step=1e-3, max_nfev=200,
             bounds=(guess - reach, guess + reach),
@@ -88,8 +87,8 @@ def _inside(kinds: Sequence[str], point: np.ndarray) -> InsideStructure:
 def fit_inside(
     op: str, rate: float, nvls: bool, rows: CollectiveRows, relative: InsideStructure | None = None
 ) -> InsideModel:
-    """`rate` is the link's, bytes per second; `nvls`, whether switches reduce. What the rows leave open is as with a
-    relative, or as NCCL's own table has it."""
+    """Fits the model within an island. `rate` is that of the link in bytes per second; `nvls`, whether switches reduce. What the rows do not
+    determine stays like a relative, or like NCCL's own table."""
     start = MESSAGES if op in ("all_to_all", "send_recv") else RINGS + SWITCHES * (nvls and op == "all_reduce")
     own = OWN
     if relative is not None and len(relative.regimes) == len(start):
@@ -121,7 +120,7 @@ def fit_inside(
 
 
 def _between(lattice: Lattice) -> Lattice:
-    """Sizes between two that were measured with the same group count as measured around: not every sweep has them all."""
+    """Marks sizes between two measured ones of the same group as supported, because not every sweep contains all sizes."""
     support = lattice.support
     below = np.maximum.accumulate(support, axis=0)
     above = np.maximum.accumulate(support[::-1], axis=0)[::-1]
@@ -152,7 +151,7 @@ class Crossings:
 
 
 def crossings(rows: CollectiveRows, machine: Cluster, link: Link = "nvlink") -> Crossings:
-    """Rows of a cluster, whose groups were alone on it."""
+    """The rows of a cluster, whose groups ran alone."""
     routes = []
     for ranks, islands in zip(rows.ranks, rows.islands, strict=True):
         each = int(ranks // islands)
@@ -162,7 +161,7 @@ def crossings(rows: CollectiveRows, machine: Cluster, link: Link = "nvlink") -> 
 
 
 def joined(parts: Sequence[Crossings]) -> Crossings:
-    """Rows of several clusters; each cluster counts about the same, however many rows it has."""
+    """Joins the rows of several clusters. Each cluster has about the same weight, however many rows it has."""
     rows, routes = [], []
     for part in parts:
         scale = (50 / len(part)) ** 0.5
@@ -195,7 +194,7 @@ def fit_crossing(op: str, measured: Crossings) -> OutsideStructure:
     guess = np.append(np.log([values for _, *values in start]).ravel(), np.log(0.02))
     reach = np.full(len(guess), 4.0)
     for index, (kind, *_, share) in enumerate(start):
-        if kind == "tree" and share >= 0.5:  # few islands do not show it, many depend on it
+        if kind == "tree" and share >= 0.5:  # few islands do not determine it, and many depend on it
             reach[4 * index + 3] = TREE_REACH
     wanted = np.log(measured.rows.seconds)
 
@@ -209,12 +208,12 @@ def fit_crossing(op: str, measured: Crossings) -> OutsideStructure:
 def fit_outside(
     op: str, structure: OutsideStructure, measured: Crossings, architectures: Sequence[str]
 ) -> OutsideModel:
-    """A network's own correction on a structure. What it may fall by is looked up at the placements it was measured with."""
+    """A network's own correction of a structure. How far it may fall is determined at the measured placements."""
     rows, route = measured.rows, measured.route
     shapes = np.unique(np.stack([route.largest, route.inside, route.outside, route.latency]), axis=1).T
 
     def grows(nbytes: np.ndarray, islands: np.ndarray) -> np.ndarray:
-        """The least growing of the shapes would be right; the logarithm's mean over them is close and smooth."""
+        """The slowest growth among the shapes would be exact; the mean of the logarithms is close to it and smooth."""
         total = np.zeros(np.broadcast(nbytes, islands).shape)
         for each, inside, outside, latency in shapes:
             k = np.maximum(islands, 1.01)

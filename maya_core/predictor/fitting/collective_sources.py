@@ -1,4 +1,4 @@
-"""Measurements of collectives as rows of one shape, with the clusters they were made on."""
+"""Reads measurements of collectives as rows of one form, with the clusters on which they were made."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ NCCL_TESTS = "nccl-tests within a node, published with AIConfigurator"
 VIDUR = "Vidur: device time of all_reduce and of messages"
 LOGS = "nccl-tests logs"
 
-# Systems by GPU. NCCL before 2.27 is left out: its all_to_all and all_gather are others.
+# Systems by GPU. NCCL before 2.27 is excluded, because its all_to_all and all_gather differ.
 INSIDE = {
     "a100_sxm": "a100", "h100_sxm": "h100", "b200_sxm": "b200", "b300_sxm": "b300", "gb200": "gb200", "gb300": "gb300",
     "l40s": "l40s", "rtx_pro_6000_server": "rtx-pro-6000",
 }  # fmt: skip
 OLD_NCCL = ("nccl/2.23",)
-# In the box of eight L40S a group of eight shares less than one PCIe link; nothing else is like it.
+# In the box of eight L40S, a group of eight shares less than one PCIe link, which is unusual.
 LEFT_OUT = (("l40s", 8),)
-# Vidur's boxes of bridged pairs. Under 1 MB its all_reduce times are of ranks that wait for each other (60 us and more for
-# 8 KB on NVLink), and its A40 messages run at 4 GB/s, less than PCIe; both are left out.
+# Vidur's boxes of bridged pairs. Below 1 MB its all_reduce times include ranks that wait for each other (60 us and more for
+# 8 KB on NVLink), and its A40 messages run at 4 GB/s, less than PCIe; both are excluded.
 PAIRS = {"a100_pairwise_nvlink": "a100-pcie", "h100_pairwise_nvlink": "h100-pcie"}
 MESSAGES = {"a100_dgx": "a100", "h100_dgx": "h100", "a100_pairwise_nvlink": "a100-pcie"}
 SETTLED_BYTES = 2**20
-# Logs within an NVLink domain. Their rings of messages (sendrecv) are left out: at 32 MB they run at a quarter of what Vidur
-# measured, at 512 MB at all of it.
+# Logs within an NVLink domain. Their rings of messages (sendrecv) are excluded: at 32 MB they reach a quarter of the rate that
+# Vidur measured, at 512 MB all of it.
 INSIDE_LOGS = {"NVLink4 NVSwitch": "h100", "NVL72 NVLink": "gb200"}
 
 
 @dataclass(frozen=True)
 class CollectiveRows:
-    """Of one op: the buffer's bytes, how many ranks on how many islands, seconds, and how much a row counts."""
+    """Rows of one op: the buffer's bytes, the numbers of ranks and islands, seconds, and the weight of a row."""
 
     nbytes: np.ndarray
     ranks: np.ndarray
@@ -55,7 +55,7 @@ class CollectiveRows:
 
     @staticmethod
     def of(nbytes: np.ndarray, ranks: np.ndarray, islands: np.ndarray, seconds: np.ndarray) -> CollectiveRows:
-        """Repeats of a point (dtypes, runs, versions) become one row, their median."""
+        """Merges repetitions of a point (dtypes, runs, versions) into one row, their median."""
         keys, place = np.unique(np.stack([nbytes, ranks, islands]), axis=1, return_inverse=True)
         place = place.ravel()
         middle = np.array([np.median(seconds[place == index]) for index in range(keys.shape[1])])
@@ -67,7 +67,7 @@ def together(parts: list[CollectiveRows]) -> CollectiveRows:
 
 
 def thinned(rows: CollectiveRows, per_octave: int = 8) -> CollectiveRows:
-    """At most one row (the median by size) of an eighth of an octave: sweeps in equal steps have most rows at the top."""
+    """Keeps at most one row (the median by size) in an eighth of an octave, because sweeps in equal steps have most rows at large sizes."""
     bins = np.round(np.log2(rows.nbytes) * per_octave)
     keys = np.unique(np.stack([bins, rows.ranks, rows.islands]), axis=1, return_inverse=True)[1].ravel()
     keep = np.zeros(len(rows), bool)
@@ -78,7 +78,7 @@ def thinned(rows: CollectiveRows, per_octave: int = 8) -> CollectiveRows:
 
 
 def inside(data: Folder, gpu: str) -> dict[tuple[str, str], CollectiveRows]:
-    """By link and op, what was measured within nodes of a GPU."""
+    """The measurements within nodes of a GPU, by link and op."""
     found: dict[tuple[str, str], CollectiveRows] = {}
     systems = [system for system, name in INSIDE.items() if name == gpu]
     for system in systems:
@@ -129,7 +129,7 @@ def _within(table: Table, microseconds: np.ndarray) -> CollectiveRows:
 
 @dataclass(frozen=True)
 class MeasuredCollective:
-    """A cluster that was measured across its network, as the catalog would describe it."""
+    """A cluster that was measured across its network, described as in the catalog."""
 
     name: str
     network: str
@@ -158,8 +158,8 @@ def clusters() -> dict[str, MeasuredCollective]:
     return {measured.name: measured for measured in known}
 
 
-# argonne-lcf tried settings of Slingshot's driver; 4 is what it recommends, 5 helps large all_to_all and slows what is small.
-# The largest runs were made with 5 alone. On InfiniBand they make no difference.
+# argonne-lcf tried settings of Slingshot's driver: it recommends 4, while 5 helps large all_to_all and slows small sizes. The largest runs
+# used only 5. On InfiniBand they make no difference.
 RECOMMENDED, LARGE_RUNS = "4", "5"
 PLACES = {
     "InfiniBand (Sophia DGX A100, 8 GPU/node)": "sophia",
@@ -177,7 +177,7 @@ def log_of(name: str) -> str:
 
 
 def outside(data: Folder, name: str) -> dict[str, CollectiveRows]:
-    """By op, what was measured across a cluster's network."""
+    """The measurements across a cluster's network, by op."""
     if name == "vidur-h100":
         table = read_table(data, "collectives/vidur_network.csv")
         alone = (table["system"] == "h100_dgx") & (table["op_name"] == "send_recv") & (table["gpus_per_node"] == 1)
@@ -193,7 +193,7 @@ def outside(data: Folder, name: str) -> dict[str, CollectiveRows]:
         of_op = where(table, table["op_name"] == op)
         if (
             op == "sendrecv"
-        ):  # a ring of messages: over two nodes each port carries one, over more it measures the fabric
+        ):  # a ring of messages: with two nodes each port carries one; with more it measures the fabric
             of_op = where(of_op, (of_op["num_nodes"] == 2) & (of_op["num_gpus"] == 2))
         islands = of_op["num_nodes"] / (TRAYS_PER_RACK if name == "nvl72" else 1)
         found[OPS[op]] = CollectiveRows.of(of_op["bytes"], of_op["num_gpus"], islands, of_op["latency_us"] * 1e-6)
@@ -201,7 +201,7 @@ def outside(data: Folder, name: str) -> dict[str, CollectiveRows]:
 
 
 def _polaris_settings(table: Table) -> np.ndarray:
-    """The recommended setting, and for sizes of group that were run only with the other, that."""
+    """Rows with the recommended setting; for group sizes that were run only with the other setting, rows with that."""
     keys = list(zip(table["op_name"], table["num_gpus"], strict=True))
     setting = table["env_variant"].astype(str)
     recommended = {key for key, value in zip(keys, setting, strict=True) if value == RECOMMENDED}

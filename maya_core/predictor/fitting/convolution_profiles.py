@@ -1,4 +1,4 @@
-"""Fits `convolution` to measured convolutions, and says how far off the fits are on what they did not see."""
+"""Fits `convolution_time` to measured convolutions, and computes its errors on held-out rows."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from maya_core.predictor.profile import Profile, ProfileSource
 NEUSIGHT = {"Tesla V100-PCIE-32GB": "v100-pcie", "Tesla T4": "t4", "NVIDIA A100 80GB PCIe": "a100-pcie"}
 DEEPBENCH = {"V100-SXM2 (DGX-1)": "v100", "T4": "t4"}
 DEEPBENCH_DTYPES = {"float32": "fp32", "float16": "fp16"}
-FEWEST = 40  # rows a model is fitted to
+FEWEST = 40  # rows that a fit needs
 SHAPES, LARGEST = "unseen shapes", "largest tenth"
 
 
 def neusight_rows(data: Path, gpu: str) -> tuple[np.ndarray, np.ndarray]:
-    """Forward, float32, channels first, timed with the launch: sizes by row, and seconds."""
+    """Forward convolutions in float32, channels first, timed with the launch: sizes by row, and seconds."""
     table = read_table(data, "ops/neusight_fp32_ops.parquet")
     device = next(key for key, ours in NEUSIGHT.items() if ours == gpu)
     table = where(table, (table["device"] == device) & (table["op"] == "conv"))
@@ -73,7 +73,7 @@ def deepbench_rows(data: Path, gpu: str, dtype: str, direction: str) -> tuple[np
 def fit_convolution(
     gpu: Gpu, dtype: str, sizes: np.ndarray, seconds: np.ndarray, *, bare: bool, smoothness: float = 0.1
 ) -> tuple[ConvolutionModel, float]:
-    """The model, and what timing added to each row."""
+    """Returns the model, and the seconds that timing added to each row."""
     direction, batch, c_in, c_out, groups, pixels_in, pixels_out, volume, _, stride = sizes.T
     product = as_product(direction, batch, c_in, c_out, groups, pixels_in, pixels_out, volume)
     moved = traffic(dtype, batch, c_in, c_out, groups, pixels_in, pixels_out, volume)
@@ -87,7 +87,7 @@ def fit_convolution(
     place = (groups * product[0], *product[1:])
     residual = np.log(alone / flat_surface(axes, structural)(*place))
     memory = moved / (gpu.memory_bandwidth_bytes_per_s * structure.memory_share)
-    bound = memory > 0.8 * alone  # says nothing of the product
+    bound = memory > 0.8 * alone  # such rows do not determine the product
     winograd = (volume == WINOGRAD_FILTER) & (stride == 1)
     faster = 0.0
     if winograd.sum() >= 10 and (~winograd).sum() >= 10:

@@ -1,4 +1,4 @@
-"""Every family that is fitted, in an order in which each finds what it builds on."""
+"""All fitted families, in an order in which each comes after those that it needs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FAMILIES: dict[str, Callable[..., Iterator[tuple[Profile, list[Line]]]]] = {
     "gemm": gemm_profiles.fit,
     "attention": attention_profiles.fit,
     "convolution": convolution_profiles.fit,
-    "recurrent": recurrent_profiles.fit,  # on top of the GEMM profiles
+    "recurrent": recurrent_profiles.fit,  # needs the GEMM profiles
     "memory": streaming_fit.fit,
     "collectives": collective_fit.fit,
 }

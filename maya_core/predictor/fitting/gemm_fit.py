@@ -1,4 +1,4 @@
-"""Fits `gemm` to measured matrix multiplications: structure by robust least squares, then the correction."""
+"""Fits `gemm_time` to measured matrix multiplications: first the structure by robust least squares, then the correction."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from maya_core.predictor.gemm_time import (
 )
 from maya_core.predictor.lattice import Axis, Lattice
 
-SAMPLE = 2500  # rows the structure is fitted to: it has few parameters
+SAMPLE = 2500  # rows to which the structure, which has few parameters, is fitted
 ONE = Axis(0, 0)
-KERNEL_FLOOR_US = 2.5  # of a small matrix multiplication on the device alone
+KERNEL_FLOOR_US = 2.5  # of a small matrix multiplication, without the host
 
-# Where the search for the structure starts, and what it stays near where data do not decide.
+# The starting values of the structure, near which it stays where the data do not decide.
 START = GemmStructure(
     tile_efficiency=[0.45, 0.55, 0.55, 0.65, 0.7, 0.7, 0.75, 0.75],
     tile_us=0.5, wave_us=0.5, floor_us=2.2, memory_share=0.8, l2_share=3.0, split_share=0.5,
@@ -31,7 +31,7 @@ START = GemmStructure(
 )  # fmt: skip
 SHARES = ("memory_share", "wave_quantization", "tile_quantization")  # between 0 and 1
 POSITIVE = ("tile_us", "wave_us", "floor_us", "l2_share", "split_share")
-STAY = 0.3  # how strongly the start is held on to
+STAY = 0.3  # the weight of the starting values
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class GemmRows:
     k: np.ndarray
     seconds: np.ndarray
     layout: np.ndarray | None = None  # index into LAYOUTS
-    group: np.ndarray | None = None  # the model a shape is from, where the source says
+    group: np.ndarray | None = None  # the model from which a shape comes, if the source says it
 
     @property
     def sizes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -84,7 +84,7 @@ def _unpack(vector: np.ndarray) -> GemmStructure:
 
 
 def fit_structure(gpu: Gpu, dtype: str, rows: GemmRows, moved: np.ndarray | None = None) -> GemmStructure:
-    """Structure of these rows; `moved` is their traffic in bytes, if it is not that of three matrices."""
+    """Fits the structure to these rows. `moved` is their traffic in bytes, if it is not that of three matrices."""
     start = _pack(START)
     sample = rows
     if len(rows) > SAMPLE:
@@ -114,9 +114,9 @@ def axes_for(rows: GemmRows, per_octave: int) -> list[Axis]:
 def fit_gemm(
     gpu: Gpu, dtype: str, rows: GemmRows, *, per_octave: int = 2, smoothness: float = 0.1, bare: bool = True
 ) -> tuple[GemmModel, float]:
-    """The model of these multiplications as they ran, and the seconds that timing added to each.
+    """Returns the model of these multiplications, and the seconds that timing added to each.
 
-    `bare` rows were timed on the device alone. Of others the floor beyond a kernel's own is the timer's.
+    `bare` rows were timed on the device only. For other rows, the floor beyond that of a kernel is attributed to the timer.
     """
     structure = fit_structure(gpu, dtype, rows)
     timer = 0.0 if bare else max(0.0, structure.floor_us - KERNEL_FLOOR_US) * 1e-6
@@ -133,13 +133,14 @@ def fit_gemm(
         structure=structural,
         clamped=True,
         smoothness=smoothness,
-        weights=(seconds / rows.seconds) ** 2,  # what little the timer leaves of a short one says little
+        weights=(seconds / rows.seconds)
+        ** 2,  # without the timer, little remains of a short row, so it has little weight
     )
     return GemmModel(structure=structure, correction=correction.store()), timer
 
 
 def fit_scale(gpu: Gpu, dtype: str, donor: GemmModel, rows: GemmRows) -> tuple[GemmModel, float]:
-    """A relative's structure scaled to a handful of rows of this GPU, too few for a model of their own."""
+    """A relative's structure, scaled to a few rows of this GPU, which are too few for a model of their own."""
     predicted, _ = FittedGemm(donor, gpu, dtype, corrected=False).seconds(*rows.sizes)
 
     def off(vector: np.ndarray) -> np.ndarray:
@@ -153,7 +154,7 @@ def fit_scale(gpu: Gpu, dtype: str, donor: GemmModel, rows: GemmRows) -> tuple[G
 
 
 def fit_sustained(gpu: Gpu, dtype: str, model: GemmModel, rows: GemmRows, *, smoothness: float = 0.3) -> GemmModel:
-    """The same model with what sustained rows show on top of it: a coarse correction, and a factor by layout."""
+    """Adds to the model what sustained rows show: a coarse correction, and a factor by layout."""
     burst = FittedGemm(model, gpu, dtype, burst=True)
 
     def structural(*sizes: np.ndarray) -> np.ndarray:
@@ -161,7 +162,9 @@ def fit_sustained(gpu: Gpu, dtype: str, model: GemmModel, rows: GemmRows, *, smo
 
     residual = np.log(rows.seconds / structural(*rows.sizes))
     layouts = {name: 1.0 for name in LAYOUTS}
-    if rows.layout is not None:  # TN is what the burst was: others are told by how they differ from it at like sizes
+    if (
+        rows.layout is not None
+    ):  # bursts are TN; the factors of other layouts come from their difference at similar sizes
         for code, name in enumerate(LAYOUTS):
             those = rows.layout == code
             if code and those.sum() >= 10:

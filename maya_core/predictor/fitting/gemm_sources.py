@@ -1,4 +1,4 @@
-"""Measured matrix multiplications, by GPU and dtype, from the files of a data folder."""
+"""Reads measured matrix multiplications from the files of a data folder, by GPU and dtype."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from maya_core.predictor.fitting.gemm_fit import GemmRows
 from maya_core.predictor.fitting.measurements import Table, read_table, rows, where
 from maya_core.predictor.gemm_time import LAYOUTS
 
-# Names of GPUs in the files, and ours.
+# Names of GPUs in the files, and in the catalog.
 BURST = {
     "a100_sxm": "a100", "h100_sxm": "h100", "h200_sxm": "h200", "b200_sxm": "b200", "b300_sxm": "b300", "gb200": "gb200",
     "gb300": "gb300", "l40s": "l40s", "rtx_pro_6000_server": "rtx-pro-6000",
@@ -28,7 +28,7 @@ FASTEST_FRAMEWORK = "trtllm"  # others add a few percent of their own
 
 
 def burst(data: Path, gpu: str, dtype: str) -> GemmRows:
-    """x[m,k] @ W[n,k].t() timed in short bursts. Another framework's rows are brought to the fastest one's level."""
+    """x[m,k] @ W[n,k].t(), timed in short bursts. Rows of other frameworks are scaled to the level of the fastest one."""
     table = read_table(data, "ops/aiconfigurator_gemm.parquet")
     system = next(key for key, name in BURST.items() if name == gpu)
     kind = next(key for key, name in BURST_DTYPES.items() if name == dtype)
@@ -88,7 +88,7 @@ def neusight(data: Path, gpu: str, op: str) -> GemmRows:
 
 
 def in_model(data: Path, gpu: str) -> GemmRows:
-    """float32 multiplications inside transformer models, forward: few, but on GPUs without others."""
+    """float32 multiplications inside transformer models, forward only. There are few, but for GPUs without other rows."""
     table = read_table(data, "ops/neusight_inmodel_fx_ops_fp32.parquet")
     name = next(key for key, ours in IN_MODEL.items() if ours == gpu)
     table = where(table, table["gpu"] == name)
@@ -107,7 +107,7 @@ _LAYERS = re.compile(r"(dense|_proj|fc\d|lm_head|decoder|c_attn|c_proj|c_fc)$")
 
 
 def _sizes(target: str, shapes: list[Any], result: tuple[Any, ...]) -> tuple[float, float, float, float] | None:
-    """(batch, m, n, k) of a node, if it is a multiplication."""
+    """(batch, m, n, k) of a node, or None if it is not a multiplication."""
     if "addmm" in target and len(shapes) == 3:
         return 1, shapes[1][0], shapes[2][1], shapes[1][1]
     if ("matmul" in target or "bmm" in target) and len(shapes) == 2 and len(shapes[0]) == len(shapes[1]) >= 3:
@@ -127,7 +127,7 @@ def deepbench(data: Path, gpu: str, dtype: str) -> GemmRows:
         for g, s, p in zip(table["gpu"], table["section"], table["precision"], strict=True)
     ]
     table = where(table, np.array(mask))
-    # column-major with A transposed and B not is our TN; its m is our n
+    # Column-major with A transposed and B not is TN here; its m is n here.
     code = {"TN": 0, "NN": 1, "NT": 2, "TT": 3}
     layout = np.array([code[f"{a}{b}"] for a, b in zip(table["a_transpose"], table["b_transpose"], strict=True)])
     ones = np.ones(rows(table))

@@ -1,4 +1,4 @@
-"""Fits a lattice to what structure leaves unexplained, smooth and such that doubling a size never makes work faster."""
+"""Fits a lattice to what structure does not explain. It is smooth, and doubling a size never makes work faster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scipy.sparse.linalg import cg
 
 from maya_core.predictor.lattice import Axis, Lattice, Surface, corners, knot_sizes
 
-ROBUST = 0.02  # residuals beyond this count by their size, not its square
+ROBUST = 0.02  # larger residuals count linearly, not squared
 ROUNDS = 5
 MARGIN = 1e-3  # values are stored in thousandths
 
@@ -29,8 +29,8 @@ def fit_lattice(
 ) -> Lattice:
     """The correction that explains `residuals`, log(measured / structural), at the measured `sizes`.
 
-    `structure(*sizes)` is the structural time. Where it grows by little from one size to its double, the correction is
-    kept from falling by more. `clamped` says that below the grid structure, too, is read at its border.
+    `structure(*sizes)` is the structural time. The correction never falls by more than the structure grows from a size to its double.
+    `clamped` says that the structure is constant below the grid, too.
     """
     values, trust = _solve(axes, sizes, residuals, smoothness, shrinkage, weights)
     falls = _allowed_falls(axes, structure, clamped)
@@ -48,9 +48,9 @@ def fit_surface(
     shrinkage: float = 0.003,
     weights: np.ndarray | None = None,
 ) -> Lattice:
-    """The correction to structural time at the knots, for work that is priced between knots by a `Surface`.
+    """The correction of structural time at the knots, for work that a `Surface` predicts between knots.
 
-    Together with structure it falls nowhere from one knot to the next.
+    The corrected time never falls from one knot to the next.
     """
     values, trust = _solve(axes, sizes, residuals, smoothness, shrinkage, weights)
     structural = np.log(structure(*knot_sizes(axes))).reshape(values.shape)
@@ -67,13 +67,13 @@ def fit_surface(
 def fit_smooth(
     axes: Sequence[Axis], sizes: Sequence[np.ndarray], residuals: np.ndarray, *, smoothness: float = 0.05, shrinkage: float = 0.003
 ) -> Lattice:  # fmt: skip
-    """A correction of which nothing is asked but to be smooth."""
+    """A correction that only has to be smooth."""
     values, trust = _solve(axes, sizes, residuals, smoothness, shrinkage, None)
     return Lattice(tuple(axes), values, trust > 0.25)
 
 
 def flat_surface(axes: Sequence[Axis], structure: Callable[..., np.ndarray]) -> Surface:
-    """Structural time as a surface reads it between knots."""
+    """The structural time, interpolated between knots as a surface does it."""
     shape = tuple(axis.count for axis in axes)
     return Surface.of(structure(*knot_sizes(axes)), Lattice(tuple(axes), np.zeros(shape), np.ones(shape, bool)))
 
@@ -82,7 +82,7 @@ def _solve(
     axes: Sequence[Axis], sizes: Sequence[np.ndarray], residuals: np.ndarray, smoothness: float, shrinkage: float,
     weights: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """Smooth values at the knots, by robust least squares, and how many rows speak for each."""
+    """Smooth values at the knots, by robust least squares, and the number of rows that support each."""
     shape = tuple(axis.count for axis in axes)
     found, _ = corners(axes, sizes)
     rows = np.arange(len(residuals))
@@ -102,7 +102,7 @@ def _solve(
 
 
 def _roughness(shape: tuple[int, ...]) -> sparse.sparray:
-    """Sum of squared second differences along every axis, as a matrix."""
+    """The sum of squared second differences along every axis, as a matrix."""
     total = sparse.csr_array((int(np.prod(shape)),) * 2)
     for which, length in enumerate(shape):
         if length < 3:
@@ -115,21 +115,24 @@ def _roughness(shape: tuple[int, ...]) -> sparse.sparray:
     return total
 
 
-STEPS = (0.03, 0.5)  # samples past a knot, in parts of the way to the next: tiles are least filled just past one
+STEPS = (
+    0.03,
+    0.5,
+)  # samples after a knot, as fractions of the distance to the next; tiles are emptiest just after a knot
 BEYOND = 2  # octaves sampled past the last knot
 
 
 def _samples(axis: Axis, clamped: bool) -> np.ndarray:
-    """Sizes (log2) at which structure is looked at: from one, sparsely below the first knot, to beyond the last."""
+    """The sizes (log2) at which the structure is evaluated: from one, sparsely below the first knot, to beyond the last."""
     below = np.arange(axis.low if clamped else min(0.0, axis.low), axis.low)
     within = np.arange(axis.low, axis.high + BEYOND, 1 / axis.per_octave)
     return (np.concatenate([below, within])[:, None] + np.array(STEPS) / axis.per_octave).ravel()
 
 
 def _allowed_falls(axes: Sequence[Axis], structure: Callable[..., np.ndarray], clamped: bool) -> list[np.ndarray]:
-    """By axis and knot: how far the logarithm of structural time surely rises when that size doubles, near that knot.
+    """By axis and knot: the least rise of the logarithm of structural time when that size doubles, near that knot.
 
-    What lies outside the grid counts with the knot at its border.
+    Sizes outside the grid count for the knot at its border.
     """
     samples = [_samples(axis, clamped) for axis in axes]
     grid = np.meshgrid(*(2**sample for sample in samples), indexing="ij")
@@ -149,7 +152,7 @@ def _allowed_falls(axes: Sequence[Axis], structure: Callable[..., np.ndarray], c
 
 
 def _project(values: np.ndarray, trust: np.ndarray, octaves: list[int], falls: list[np.ndarray]) -> np.ndarray:
-    """The nearest lattice, where trust weighs, whose values fall over an octave by no more than structure rises."""
+    """The nearest lattice, weighted by trust, whose values never fall over an octave by more than structure rises."""
     corrections = [np.zeros_like(values) for _ in octaves]
     for _ in range(40):
         before = values
@@ -159,7 +162,7 @@ def _project(values: np.ndarray, trust: np.ndarray, octaves: list[int], falls: l
             corrections[which] = wanted - values
         if np.max(np.abs(values - before)) < 1e-3:
             break
-    for _ in range(100):  # what is left of violations is lifted
+    for _ in range(100):  # removes the remaining violations by raising values
         before = values
         for which, (octave, fall) in enumerate(zip(octaves, falls, strict=True)):
             values = _lift_axis(values, which, octave, fall)
@@ -169,7 +172,7 @@ def _project(values: np.ndarray, trust: np.ndarray, octaves: list[int], falls: l
 
 
 def _project_axis(values: np.ndarray, trust: np.ndarray, which: int, octave: int, fall: np.ndarray) -> np.ndarray:
-    """Isotonic regression of every line along an axis, knots an octave apart, after adding what may be fallen by."""
+    """Isotonic regression of every line along an axis, over knots an octave apart, after adding the allowed falls."""
     moved, allowed, weight = (np.moveaxis(array, which, 0) for array in (values.copy(), fall, trust))
     slack = np.zeros_like(allowed)
     for knot in range(octave, len(slack)):
@@ -185,7 +188,7 @@ def _project_axis(values: np.ndarray, trust: np.ndarray, which: int, octave: int
 
 
 def _lift_axis(values: np.ndarray, which: int, octave: int, fall: np.ndarray) -> np.ndarray:
-    """Raises what still lies too low. Outside the grid the border's value goes on, so octaves that end there count too."""
+    """Raises values that are still too low. Outside the grid the border's value applies, so octaves that end there count, too."""
     moved, allowed = np.moveaxis(values, which, 0).copy(), np.moveaxis(fall, which, 0)
     last = len(moved) - 1
     pairs = [(max(knot - octave, 0), knot) for knot in range(1, last + 1)]

@@ -1,4 +1,4 @@
-"""Reads the measurements a fit starts from: a folder of CSV and Parquet files, each a table of columns."""
+"""Reads measurements for fits from a folder of CSV and Parquet files."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Table = dict[str, np.ndarray]
 
 @functools.cache
 def read_table(folder: Path, name: str) -> Table:
-    """The file `name` under `folder` as columns; texts as objects, missing numbers as nan, numbers as float64.
+    """The columns of the file `name` in `folder`: texts as objects, numbers as float64, missing numbers as nan.
 
-    Several families fit to one file: it is read once, and not to be written to.
+    Several families use the same file, so it is read once, and the columns must not be changed.
     """
     path = folder / name
     if not path.exists():
-        raise MayaError(f"no measurements at {path}.", "docs/predictor.md says which files a data folder holds.")
+        raise MayaError(f"no measurements at {path}.", "docs/predictor.md lists the files of a data folder.")
     table = parquet.read_table(path) if name.endswith(".parquet") else csv.read_csv(path)
     found: Table = {}
     for column in table.column_names:
@@ -39,7 +39,7 @@ def read_table(folder: Path, name: str) -> Table:
 
 
 def where(table: Table, mask: np.ndarray) -> Table:
-    """The rows that `mask` picks."""
+    """The rows that `mask` selects."""
     return {name: column[mask] for name, column in table.items()}
 
 

@@ -1,4 +1,4 @@
-"""Fits `recurrent` to DeepBench's layers, on top of the GEMM profiles, which have to be there."""
+"""Fits `recurrent_time` to DeepBench's layers. It needs the GEMM profiles."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ DEVICES = {"V100-SXM2 (DGX-1)": "v100", "T4": "t4"}
 DTYPES = {"float32": "fp32", "float16": "fp16"}
 GATES = {"Vanilla": 1, "GRU": 3, "LSTM": 4}
 FIELDS = tuple(RecurrentModel.model_fields)
-FEWEST = 20  # rows a model is fitted to
+FEWEST = 20  # rows that a fit needs
 SHAPES, LARGEST = "unseen shapes", "largest tenth"
 
 
 def measured(data: Path, gpu: str, dtype: str, backward: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Sizes by row, as `Recurrent.sizes` has them, and seconds."""
+    """Sizes by row, in the order of `Recurrent.sizes`, and seconds."""
     table = read_table(data, "ops/deepbench_v100_t4.csv")
     device = next(key for key, ours in DEVICES.items() if ours == gpu)
     found = []

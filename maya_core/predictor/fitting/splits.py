@@ -1,4 +1,4 @@
-"""Which rows a fit does not see, and how far off it is on them."""
+"""Selects the rows that are held out from a fit, and computes the errors on them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def held_out(split: str, measured: np.ndarray, predicted: np.ndarray) -> HeldOut
 
 @dataclass(frozen=True)
 class Line:
-    """Predictions of rows a fit did not see, beside what was measured and what the data sheet alone would say."""
+    """Predictions of held-out rows, with the measured times and the bound from the data sheet."""
 
     family: str
     split: str  # what the fit did not see
@@ -57,7 +57,7 @@ class Line:
 
 
 def summarize(lines: list[Line]) -> dict[str, list[HeldOut]]:
-    """Held-out errors by model, folds of one split put together."""
+    """Held-out errors by model; the folds of a split are combined."""
     found: dict[str, list[HeldOut]] = {}
     for model, split in dict.fromkeys((line.model, line.split) for line in lines):
         those = [line for line in lines if (line.model, line.split) == (model, split)]

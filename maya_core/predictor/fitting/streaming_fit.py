@@ -1,4 +1,4 @@
-"""Fits `memory` to measured elementwise ops, normalizations, softmaxes and copies, and says how far off it is on rows it did not see."""
+"""Fits `streaming_time` to measured elementwise ops, normalizations, softmaxes and copies, and computes its errors on held-out rows."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from maya_core.predictor.lattice import SCALE, Lattice
 from maya_core.predictor.profile import Profile, ProfileSource, distance
 from maya_core.predictor.streaming_time import Coefficients
 
-LARGE_BYTES = 2**20  # from here on errors are counted
-LEAST_ROWS = 40  # for a course over sizes of its own, and to be held against rows left out
-ONE_SIZE = ("fill", "reduction")  # measured at large sizes only: their course is that of elementwise kernels
-COURSE_WEIGHT = 0.05  # of a relative's course at a knot, beside a measurement's 1
-SCATTER = 0.25  # median error on the very rows from which on a pattern is not kept
-FEWEST = 8  # rows from which on an error is stated
+LARGE_BYTES = 2**20  # errors are computed from this size on
+LEAST_ROWS = 40  # for its own curve over sizes, and for a check with held-out rows
+ONE_SIZE = ("fill", "reduction")  # measured at large sizes only: they use the curve of elementwise kernels
+COURSE_WEIGHT = 0.05  # of a relative's curve at a knot, relative to a measurement
+SCATTER = 0.25  # a pattern is dropped if its median error on the fitted rows exceeds this
+FEWEST = 8  # rows that are needed to state an error
 SHAPES, LARGEST = "unseen shapes", "largest tenth"
 FLOAT, HALF = 4, 2
 
-# The kernel's own floor, read off by eye: Vidur's adds of a few KiB (clock of 1 us), HTA's one-block kernels on V100, gpu-benches'
-# graph on L40. Elsewhere the default.
+# The floor of a kernel, read by hand from Vidur's adds of a few KiB (clock of 1 us), HTA's one-block kernels on V100, and gpu-benches'
+# graph on L40. Other GPUs use the default.
 FLOORS_US = {
     "a100": 2.0, "a40": 1.2, "h100": 1.3, "v100": 1.9, "v100-pcie": 1.9, "l40": 1.0,
 }  # fmt: skip
@@ -63,7 +63,7 @@ class Row(NamedTuple):
 class Rows:
     """Measured kernels of one GPU and pattern."""
 
-    sizes: np.ndarray  # (n, 4) as `memory` wants them
+    sizes: np.ndarray  # (n, 4), as in streaming_time
     seconds: np.ndarray
     source: np.ndarray
     op: np.ndarray
@@ -94,23 +94,23 @@ class Rows:
 Measured = dict[str, dict[str, Rows]]  # by GPU and pattern
 
 
-# ---- what was measured ----
+# ---- measurements ----
 NEUSIGHT_GPUS = {
     "Tesla T4": "t4",
     "Tesla V100-PCIE-32GB": "v100-pcie",
     "NVIDIA A100-PCIE-40GB": "a100-pcie-40gb",
 }
-NEUSIGHT_OPS = {  # op: pattern, tensors read, of one size; powers of one exponent are left out: a quarter slower than the rest on A100, as if bound by arithmetic
+NEUSIGHT_OPS = {  # op: pattern, tensors read, all of one size. Powers with one exponent are excluded: on A100 they are a quarter slower, as if bound by arithmetic
     "add": ("elementwise", 2), "mul": ("elementwise", 2), "div": ("elementwise", 2), "pow": ("elementwise", 2),
     "addu": ("elementwise", 1), "mulu": ("elementwise", 1), "divu": ("elementwise", 1),
     "gelu": ("elementwise", 1), "relu": ("elementwise", 1), "tanh": ("elementwise", 1),
     "softmax": ("softmax", 1), "ln": ("norm", 1),
 }  # fmt: skip
-HOST_BOUND = 1.5  # times the time of the smallest call: below, the host's time was measured
+HOST_BOUND = 1.5  # times the duration of the smallest call: shorter rows measured the host
 
 
 def neusight(folder: Path) -> Iterator[Row]:
-    """Event times: the host's own for small ops, which are left out, and a constant beside the kernel for large ones."""
+    """Times between events. For small ops they are the host's, so those are excluded; for large ones they include a constant."""
     table = read_table(folder, "ops/neusight_fp32_ops.parquet")
     for device, gpu in NEUSIGHT_GPUS.items():
         of_gpu = where(table, (table["device"] == device) & np.isin(table["op"], list(NEUSIGHT_OPS)))
@@ -129,7 +129,7 @@ def neusight(folder: Path) -> Iterator[Row]:
 
 
 def _constant_beside(table: Table) -> float:
-    """Seconds that events see beside the kernel: where the line of time over bytes of large adds begins."""
+    """The seconds that events measure in addition to the kernel: the intercept of time over bytes of large adds."""
     adds = where(table, table["op"] == "add")
     nbytes, seconds = 3 * FLOAT * adds["rows"] * adds["cols"], adds["latency_ms"] * 1e-3
     large = nbytes > 2**26
@@ -138,11 +138,13 @@ def _constant_beside(table: Table) -> float:
 
 
 VIDUR_GPUS = ("a100", "a40", "h100")
-VIDUR_ADDS = {"microsoft/phi-2": 2}  # attention and MLP side by side: taken to be two adds, as it took twice as long
+VIDUR_ADDS = {
+    "microsoft/phi-2": 2
+}  # attention and MLP in parallel: assumed to be two adds, because it took twice as long
 
 
 def vidur(folder: Path) -> Iterator[Row]:
-    """Profiler times of the residual add. Its other ops are kernels of its serving engine, not ATen's."""
+    """Profiler times of the residual add. Vidur's other ops are kernels of its serving engine, not of ATen."""
     table = read_table(folder, "ops/vidur_fp16_layer_ops.parquet")
     for gpu in VIDUR_GPUS:
         adds = where(table, (table["gpu"] == gpu) & (table["op"] == "add"))
@@ -160,18 +162,18 @@ IN_MODEL_GPUS = {
     "NVIDIA_L4": "l4", "NVIDIA_H100_80GB_HBM3": "h100", "Tesla_V100-PCIE-32GB": "v100-pcie", "Tesla_T4": "t4",
     "NVIDIA_A100-PCIE-40GB": "a100-pcie-40gb", "NVIDIA_A100_80GB_PCIe": "a100-pcie",
 }  # fmt: skip
-IN_MODEL_OPS = [  # what the name of a node holds: pattern
+IN_MODEL_OPS = [  # a regular expression for the node's name, and its pattern
     (r"^(tanh|pow|mul|add|gelu|truediv|relu)$", "elementwise"),
     (r"^softmax$", "softmax"),
     (r"ln_|layer_norm|LayerNorm", "norm"),
-    (r"^contiguous$", "strided"),  # of heads: rows of a head stay whole
+    (r"^contiguous$", "strided"),  # of heads: rows of a head stay contiguous
     (r"drop", "dropout"),
 ]
 BYTES_OF_MASK = 1
 
 
 class StreamingPart(NamedTuple):
-    """A kernel of an eager chain: tensors of one size read and written."""
+    """A kernel of an eager chain, which reads and writes tensors of one size."""
 
     model: str
     reads: float
@@ -194,7 +196,7 @@ def _split(
     key: str,
     took: float,
 ) -> Iterator[Row]:
-    """The kernels of a chain that was timed whole, its time split as structure splits it."""
+    """The kernels of a chain that was timed as a whole; its time is divided in proportion to their structural times."""
     card = find_gpu(gpu)
     starting = Coefficients(streaming_time.FLOOR_US * 1e-6, streaming_time.DATA_SHEET_SHARE)
     sizes = [(part.reads * item * count, part.writes * item * count, count, row) for part in chain]
@@ -217,7 +219,7 @@ def _split(
 
 
 def in_model(folder: Path) -> Iterator[Row]:
-    """Event times of the nodes of whole models; a node without a kernel shows what events see beside one."""
+    """Times between events for the nodes of whole models. A node without a kernel shows the constant that events add."""
     table = read_table(folder, "ops/neusight_inmodel_fx_ops_fp32.parquet")
     table = where(table, np.array(["switch" not in run for run in table["run"]]))
     for device, gpu in IN_MODEL_GPUS.items():
@@ -238,7 +240,7 @@ def in_model(folder: Path) -> Iterator[Row]:
             given_counts = [math.prod(each) for each in json.loads(given.replace("(", "[").replace(")", "]"))]
             reads = sum(each for each in given_counts if each <= count)
             read, written = FLOAT * max(reads, count), (FLOAT + BYTES_OF_MASK * (model == "dropout")) * count
-            if (read + written) / (took - nothing) > peak:  # a view, or shapes that are not those of the kernel
+            if (read + written) / (took - nothing) > peak:  # a view, or the shapes are not those of the kernel
                 continue
             row = shape[-1] if model in streaming_time.BY_ROW else 0
             broadcast = model == "elementwise" and any(each < count for each in given_counts)
@@ -259,8 +261,8 @@ LIGER_GPUS = {
 LIGER_ITEM = {"torch.float32": FLOAT, "torch.bfloat16": HALF}
 
 
-# The eager implementation of what was timed, kernel by kernel. Those of kl_div and tvd are not given with the measurements: they are
-# the plain ones that keep below the data sheet's bandwidth.
+# The eager implementations that were timed, kernel by kernel. Those of kl_div and tvd are not documented with the measurements: they are
+# assumed to be the plain ones that stay below the data sheet's bandwidth.
 LIGER_CHAINS: dict[tuple[str, str], list[StreamingPart]] = {
     ("layer_norm", "forward"): [StreamingPart("norm", 1, 1)],
     ("layer_norm", "backward"): LAYER_NORM_BACKWARD,
@@ -284,7 +286,7 @@ LOSS_ROUND_S = streaming_time.SERIAL["loss"][1] / streaming_time.SERIAL["loss"][
 
 
 def liger(folder: Path) -> Iterator[Row]:
-    """Medians of eager chains after the cache was flushed; a chain's time is split as structure splits it."""
+    """Medians of eager chains after the cache was flushed. A chain's time is divided in proportion to structural times."""
     table = read_table(folder, "ops/liger_kernel_fwd_bwd.csv.gz")
     eager = np.isin(table["kernel_provider"], ["torch", "huggingface"]) & (table["metric_name"] == "speed")
     table = where(table, eager)
@@ -304,7 +306,7 @@ def liger(folder: Path) -> Iterator[Row]:
 
 
 def _liger_shape(x_name: str, x: str, config: dict[str, Any]) -> tuple[float, float, int] | None:
-    """Rows, their length, and bytes of an element."""
+    """The number of rows, their length, and the bytes of an element."""
     if not str(x).isdigit():
         return None
     size, item = float(x), LIGER_ITEM.get(config.get("dtype", "torch.float32"), FLOAT)
@@ -331,8 +333,8 @@ STREAM_BYTES = 2**30
 
 
 def gpu_benches(folder: Path) -> Iterator[Row]:
-    """Streams at high occupancy, and kernels over ever more data in a CUDA graph. H200 is left out: 0.5 to 0.74 of its
-    data sheet there, which is taken for these kernels' doing and not the GPU's."""
+    """Streams at high occupancy, and kernels over growing amounts of data in a CUDA graph. H200 is excluded: it reaches 0.5 to 0.74 of its
+    data sheet, which is attributed to these kernels and not to the GPU."""
     table = read_table(folder, "ops/gpu_benches_stream.csv")
     for name, gpu in BENCHES_GPUS.items():
         for kernel, (model, reads, writes) in BENCHES_KERNELS.items():
@@ -353,7 +355,7 @@ def gpu_benches(folder: Path) -> Iterator[Row]:
                 STREAM_BYTES / rate,
             )
     table = read_table(folder, "ops/gpu_benches_small_kernels.csv")
-    for name in ("l40",):  # on the others Vidur's adds lie between other kernels, as they do in training
+    for name in ("l40",):  # for the others there are Vidur's adds, which run between other kernels, as in training
         graph = where(table, (table["gpu"] == name) & (table["mode"] == "graph"))
         for nbytes, took in zip(graph["bytes"], graph["time_us"] * 1e-6, strict=True):
             yield Row(
@@ -386,7 +388,7 @@ SOURCES: dict[str, tuple[Callable[[Path], Iterator[Row]], str]] = {
 
 
 def read(folder: Path) -> Measured:
-    """By GPU and pattern, what was measured."""
+    """All measurements, by GPU and pattern."""
     found: dict[str, dict[str, list[Row]]] = {}
     for reader, _ in SOURCES.values():
         for row in reader(folder):
@@ -399,7 +401,7 @@ def read(folder: Path) -> Measured:
 
 
 def fit_pattern(gpu: Gpu, model: str, rows: Rows, course: Lattice | None = None) -> Coefficients:
-    """Level, and course over sizes; where there are no rows, it keeps near the `course` of a relative, if one is given."""
+    """Fits the level and the curve over sizes. Where there are no rows, it stays near the `course` of a relative, if one is given."""
     floor = FLOORS_US.get(gpu.name, streaming_time.FLOOR_US) * 1e-6
     beyond = np.maximum(rows.seconds - floor, 0.02 * rows.seconds)
     moved = streaming_time.traffic(gpu, model, rows.sizes)
@@ -414,7 +416,7 @@ def fit_pattern(gpu: Gpu, model: str, rows: Rows, course: Lattice | None = None)
     structural = streaming_time.streaming(gpu, model, share, rows.sizes)
     residuals = np.clip(np.log(beyond / structural), -2, 2)
     axes = streaming_time.ROW_AXES if model in streaming_time.BY_ROW else (streaming_time.TRAFFIC_AXIS,)
-    # where the floor is most of the time the rest is not known, and a clock of one microsecond says little of short kernels
+    # If the floor is most of the time, the rest is unknown, and a clock of one microsecond is too coarse for short kernels.
     known = structural / (structural + floor)
     weights = np.clip(rows.seconds / 10e-6, 0.05, 1.0) * known**2
     places = streaming_time.place(gpu, model, rows.sizes)
@@ -440,7 +442,7 @@ def fit_pattern(gpu: Gpu, model: str, rows: Rows, course: Lattice | None = None)
 
 
 def _also_within_octaves(lattice: Lattice) -> Lattice:
-    """Lifts what falls faster from knot to knot than bytes grow: one operand more is less than twice the bytes."""
+    """Raises values that fall faster from knot to knot than bytes grow, because one more operand is less than twice the bytes."""
     [axis] = lattice.axes
     steepest = math.log(2) / axis.per_octave - 2 / SCALE
     values = lattice.values.copy()
@@ -450,7 +452,7 @@ def _also_within_octaves(lattice: Lattice) -> Lattice:
 
 
 def _course(gpu: Gpu, model: str, measured: Measured) -> Lattice | None:
-    """The course over sizes of the nearest GPU on which the pattern was measured often enough."""
+    """The curve over sizes of the nearest GPU with enough measurements of the pattern."""
     rich = [
         name for name, patterns in measured.items() if name != gpu.name and len(patterns.get(model, ())) >= LEAST_ROWS
     ]
@@ -469,7 +471,7 @@ def _line(gpu: Gpu, model: str, fitted_on: Gpu, fitted: Rows, rows: Rows, split:
 
 
 def lines_of(gpu: Gpu, model: str, measured: Measured) -> Iterator[Line]:
-    """By what the fit did not see: a fifth of the shapes, the largest tenth, each op or model of a source, the whole GPU."""
+    """Errors by what was held out: a fifth of the shapes, the largest tenth, each op or model of a source, or the whole GPU."""
     rows = measured[gpu.name][model]
     large = rows.total_bytes >= LARGE_BYTES
     folds = [(SHAPES, by_key(rows.key)), (LARGEST, largest_tenth(rows.total_bytes))]
@@ -504,7 +506,7 @@ def _models(gpu: Gpu, measured: Measured) -> dict[str, Coefficients]:
 
 
 def fit(data: Path, *, evaluate: bool = True, only: set[str] | None = None) -> Iterator[tuple[Profile, list[Line]]]:
-    """A profile for every GPU that has measurements, with the lines of its held-out errors."""
+    """Yields a profile for every GPU with measurements, with its held-out errors."""
     measured = read(data)
     for name, patterns in measured.items():
         if only is not None and name not in only:

@@ -1,4 +1,4 @@
-"""NCCL's collectives by every door torch.distributed has. Small tensors, so every rank can check what it got."""
+"""NCCL's collectives through every function of torch.distributed. Tensors are small, so that every rank can check its results."""
 
 import os
 

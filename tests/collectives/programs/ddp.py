@@ -30,19 +30,7 @@ class Net(nn.Module):
         return self.head(self.blocks(x))
 
 
-def main(variant: str) -> None:
-    local = int(os.environ["LOCAL_RANK"])
-    torch.cuda.set_device(local)
-    dist.init_process_group("nccl", device_id=torch.device("cuda", local) if variant == "eager" else None)
-    model = Net(unused=variant == "unused").cuda()
-    options = {
-        "static": {"static_graph": True},
-        "view": {"gradient_as_bucket_view": True},
-        "unused": {"find_unused_parameters": True},
-    }.get(variant, {})
-    if variant == "syncbn":
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    ddp = DDP(model, device_ids=[local], **options)
+def register_hook(ddp: DDP, variant: str) -> None:
     if variant == "bf16":
         ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)
     elif variant == "fp16":
@@ -57,23 +45,43 @@ def main(variant: str) -> None:
             return dist.all_reduce(tensor, async_op=True).get_future().then(lambda future: future.value()[0])
 
         ddp.register_comm_hook(None, hook)
+
+
+def make_optimizer(ddp: DDP, variant: str) -> torch.optim.Optimizer:
     if variant == "zero":
-        optimizer = ZeroRedundancyOptimizer(ddp.parameters(), optimizer_class=torch.optim.AdamW, lr=1e-3)
-    elif variant == "zero_buckets":
-        optimizer = ZeroRedundancyOptimizer(
+        return ZeroRedundancyOptimizer(ddp.parameters(), optimizer_class=torch.optim.AdamW, lr=1e-3)
+    if variant == "zero_buckets":
+        return ZeroRedundancyOptimizer(
             ddp.parameters(), optimizer_class=torch.optim.AdamW, lr=1e-3, parameters_as_bucket_view=True
         )
-    elif variant == "zero_overlap":
+    if variant == "zero_overlap":
         optimizer = ZeroRedundancyOptimizer(
             ddp.parameters(), optimizer_class=torch.optim.AdamW, overlap_with_ddp=True, lr=1e-3
         )
         ddp.register_comm_hook(None, hook_with_zero_step(default_hooks.allreduce_hook, ddp, optimizer))
-    elif variant == "local_sgd":
-        optimizer = PostLocalSGDOptimizer(
+        return optimizer
+    if variant == "local_sgd":
+        return PostLocalSGDOptimizer(
             torch.optim.SGD(ddp.parameters(), lr=1e-3), PeriodicModelAverager(period=2, warmup_steps=1)
         )
-    else:
-        optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-3)
+    return torch.optim.AdamW(ddp.parameters(), lr=1e-3)
+
+
+def main(variant: str) -> None:
+    local = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(local)
+    dist.init_process_group("nccl", device_id=torch.device("cuda", local) if variant == "eager" else None)
+    model = Net(unused=variant == "unused").cuda()
+    options = {
+        "static": {"static_graph": True},
+        "view": {"gradient_as_bucket_view": True},
+        "unused": {"find_unused_parameters": True},
+    }.get(variant, {})
+    if variant == "syncbn":
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    ddp = DDP(model, device_ids=[local], **options)
+    register_hook(ddp, variant)
+    optimizer = make_optimizer(ddp, variant)
     joining = Join([ddp]) if variant == "join" else nullcontext()
     scaler = torch.amp.GradScaler("cuda", enabled=variant == "amp")
     with joining:

@@ -1,5 +1,5 @@
-"""A mixture of experts over all ranks: token counts are exchanged, read by the host, and tokens sent unevenly.
-`expert_parallel.py names`: ranks tell one another their names first, as many programs do."""
+"""A mixture of experts over all ranks: ranks exchange token counts, the host reads them, and tokens are sent unevenly.
+`expert_parallel.py names`: ranks exchange their names first, as many programs do."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Ranks as forks of one process, which starts them in no time: `forked.py RANKS PROGRAM [ARGUMENT ...] [-- PROGRAM ...]`."""
+"""Ranks as forks of one process, which starts them quickly: `forked.py RANKS PROGRAM [ARGUMENT ...] [-- PROGRAM ...]`."""
 
 import importlib
 import os

@@ -14,18 +14,13 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_model_state_dict,
 )
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.nn import functional as F
 
 
-def main(variant: str) -> None:
-    local = int(os.environ["LOCAL_RANK"])
-    torch.cuda.set_device(local)
-    backend = "cpu:gloo,cuda:nccl" if variant in ("offload", "full_cpu") else "nccl"
-    dist.init_process_group(backend, device_id=torch.device("cuda", local) if variant == "eager" else None)
+def sharded_model(variant: str, mesh: DeviceMesh) -> Llama:
     world = dist.get_world_size()
-    mesh = init_device_mesh("cuda", (world,), mesh_dim_names=("dp",))
     options: dict = {"mesh": mesh}
     match variant:
         case "zero2":
@@ -56,6 +51,36 @@ def main(variant: str) -> None:
         model.to_empty(device="cuda")
         with torch.no_grad():
             model.init_weights()
+    return model
+
+
+def exchange_state(variant: str, model: Llama, optimizer: torch.optim.Optimizer) -> None:
+    if variant in ("full", "full_cpu"):
+        full = StateDictOptions(full_state_dict=True, cpu_offload=variant == "full_cpu")
+        state = get_model_state_dict(model, options=full)
+        get_optimizer_state_dict(model, optimizer, options=full)
+        if dist.get_rank() == 0:
+            print(sum(value.numel() for value in state.values()), "elements in the full state")
+    elif variant == "sharded":
+        state = get_model_state_dict(model)
+        get_optimizer_state_dict(model, optimizer)
+        set_model_state_dict(model, state)
+    elif variant == "broadcast":
+        full = (
+            {name: torch.zeros(value.shape) for name, value in get_model_state_dict(model).items()}
+            if dist.get_rank() == 0
+            else {}
+        )
+        set_model_state_dict(model, full, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
+
+
+def main(variant: str) -> None:
+    local = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(local)
+    backend = "cpu:gloo,cuda:nccl" if variant in ("offload", "full_cpu") else "nccl"
+    dist.init_process_group(backend, device_id=torch.device("cuda", local) if variant == "eager" else None)
+    mesh = init_device_mesh("cuda", (dist.get_world_size(),), mesh_dim_names=("dp",))
+    model = sharded_model(variant, mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=variant == "fused", foreach=variant != "fused")
     for step in range(3):
         micros = 3 if variant == "accumulate" else 1
@@ -75,23 +100,7 @@ def main(variant: str) -> None:
         optimizer.zero_grad()
         if dist.get_rank() == 0:
             print(f"step {step}: loss {loss.item():.3f}")
-    if variant in ("full", "full_cpu"):
-        full = StateDictOptions(full_state_dict=True, cpu_offload=variant == "full_cpu")
-        state = get_model_state_dict(model, options=full)
-        get_optimizer_state_dict(model, optimizer, options=full)
-        if dist.get_rank() == 0:
-            print(sum(value.numel() for value in state.values()), "elements in the full state")
-    elif variant == "sharded":
-        state = get_model_state_dict(model)
-        get_optimizer_state_dict(model, optimizer)
-        set_model_state_dict(model, state)
-    elif variant == "broadcast":
-        full = (
-            {name: torch.zeros(value.shape) for name, value in get_model_state_dict(model).items()}
-            if dist.get_rank() == 0
-            else {}
-        )
-        set_model_state_dict(model, full, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
+    exchange_state(variant, model, optimizer)
     dist.destroy_process_group()
 
 

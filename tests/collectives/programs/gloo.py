@@ -1,4 +1,4 @@
-"""A gloo group over CPU tensors beside an NCCL one. Every rank checks what it got."""
+"""A gloo group for CPU tensors beside an NCCL one. Every rank checks its results."""
 
 import os
 from datetime import timedelta
@@ -7,12 +7,7 @@ import torch
 import torch.distributed as dist
 
 
-def main() -> None:
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("cpu:gloo,cuda:nccl")
-    rank, world = dist.get_rank(), dist.get_world_size()
-    own = torch.tensor([float(rank), 1.0])
-
+def check_reductions(rank: int, world: int, own: torch.Tensor) -> None:
     total = own.clone()
     dist.all_reduce(total)
     assert total.tolist() == [world * (world - 1) / 2, world]
@@ -23,6 +18,12 @@ def main() -> None:
     dist.all_reduce(bits, op=dist.ReduceOp.BOR)
     assert bits.item() == (1 << world) - 1
 
+    reduced = own.clone()
+    dist.reduce(reduced, dst=3)
+    assert rank != 3 or reduced.tolist() == [world * (world - 1) / 2, world]
+
+
+def check_gathers_and_broadcasts(rank: int, world: int, own: torch.Tensor) -> None:
     gathered = [torch.empty(2) for _ in range(world)]
     dist.all_gather(gathered, own)
     assert [int(part[0]) for part in gathered] == list(range(world))
@@ -42,10 +43,8 @@ def main() -> None:
     dist.gather(own, parts, dst=0)
     assert parts is None or [int(part[0]) for part in parts] == list(range(world))
 
-    reduced = own.clone()
-    dist.reduce(reduced, dst=3)
-    assert rank != 3 or reduced.tolist() == [world * (world - 1) / 2, world]
 
+def check_exchanges(rank: int, world: int) -> None:
     out = torch.empty(world)
     dist.all_to_all_single(out, torch.arange(world).float() + 100 * rank)
     assert out.tolist() == [100 * r + rank for r in range(world)]
@@ -58,6 +57,8 @@ def main() -> None:
     dist.reduce_scatter_tensor(scattered, torch.arange(world).float())
     assert scattered.item() == rank * world
 
+
+def check_messages(rank: int, world: int) -> None:
     following, before = (rank + 1) % world, (rank - 1) % world
     first, second = torch.empty(1), torch.empty(1)
     works = [
@@ -75,12 +76,26 @@ def main() -> None:
         dist.recv(seven := torch.zeros(1, dtype=torch.long), 0)
         assert seven.item() == 7
 
+
+def check_control_group(rank: int) -> None:
     control = dist.new_group(backend="gloo", timeout=timedelta(seconds=30))
     dist.monitored_barrier(control)
     dist.barrier(control)
     stop = torch.tensor([rank == 3])
     dist.all_reduce(stop, op=dist.ReduceOp.MAX, group=control)
     assert stop.item()
+
+
+def main() -> None:
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("cpu:gloo,cuda:nccl")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    own = torch.tensor([float(rank), 1.0])
+    check_reductions(rank, world, own)
+    check_gathers_and_broadcasts(rank, world, own)
+    check_exchanges(rank, world)
+    check_messages(rank, world)
+    check_control_group(rank)
     print(f"rank {rank}: all tensors right")
     dist.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""A rank waits for what another leaves in a store; it does not say which."""
+"""A rank waits for a key that another rank sets in a store, without saying which rank."""
 
 import os
 

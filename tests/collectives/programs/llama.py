@@ -1,4 +1,4 @@
-"""A small Llama the way torchtitan writes it, for the programs beside it."""
+"""A small Llama in the style of torchtitan, for the programs in this folder."""
 
 from dataclasses import dataclass
 

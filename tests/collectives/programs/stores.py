@@ -1,4 +1,4 @@
-"""Stores that a program builds and uses itself."""
+"""Stores that a program creates and uses itself."""
 
 import os
 import tempfile

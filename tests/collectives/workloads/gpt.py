@@ -1,4 +1,4 @@
-"""The model the scripts beside this one train, and what they print."""
+"""The model of the scripts in this folder, and their output."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def llama(layers: int):
 
 
 def dynamic(layers: int):
-    """Lengths that change from step to step: the second one is compiled anew, for any length."""
+    """Lengths that change from step to step: the second one is compiled again, for any length."""
     model, lengths = llama_layers(layers), (512, 768, 1024)
     compiled, ids = torch.compile(model), [tokens(32000, 4, length) for length in lengths]
     return train(model, lambda i: compiled(input_ids=ids[i], labels=ids[i]).loss, fused=True)
