@@ -1,2 +1,2 @@
-"""Layers, optimizers and kernels of Transformer Engine and apex as the emulated device does them: the same kernels, tensors and
-temporaries, and the same kept for backward; no values. Follows Transformer Engine 2.9 and mamba_ssm 2.2."""
+"""Stand-ins for layers, optimizers and kernels of Transformer Engine, apex and mamba_ssm. They launch the same kernels, allocate the same
+tensors and temporaries, and save the same for backward, but compute no values. They follow Transformer Engine 2.9 and mamba_ssm 2.2."""

@@ -1,5 +1,5 @@
-"""Tensors in eight bits with a scale for each block of them: 128 numbers of a row or column, 128 x 128 of a weight (Float8BlockScaling), or
-32 in Blackwell's own format (MXFP8). Rows and columns are quantized each by itself. Follows
+"""FP8 tensors with a scale for each block: 128 numbers of a row or column, 128 x 128 of a weight (Float8BlockScaling), or 32 numbers in
+Blackwell's own format (MXFP8). Rows and columns are quantized separately. Follows
 transformer_engine/pytorch/tensor/{float8_blockwise_tensor,mxfp8_tensor}.py and distributed.py."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _up(size: int, multiple: int) -> int:
     return _blocks(size, multiple) * multiple
 
 
-# Sizes of the scales of (rows, columns) of a tensor of (m, k): get_scale_shape of each quantizer
+# The sizes of the scales of rows and columns for a tensor of shape (m, k): get_scale_shape of each quantizer
 def of_lines(m: int, k: int) -> Any:
     return (_blocks(k), _up(m, 4)), (_blocks(m), _up(k, 4))
 
@@ -52,7 +52,7 @@ class BlockQuantizer(Quantizer):
         if rows:
             made.rows, made.scale = self._new(shape), self._scale(of_rows)
         if columns:
-            # MXFP8 leaves them as they lie.
+            # MXFP8 does not change their layout.
             made.columns = self._new(shape[::-1]) if self.transposed else self._new(shape).t()
             made.scale_of_columns = self._scale(of_columns)
         return made
@@ -77,7 +77,7 @@ class BlockQuantizer(Quantizer):
         return made, _Arriving(finish)
 
     def _all(self, local: Quantized, group: Any, rows: bool, columns: bool, wait: bool) -> tuple[Quantized, Any]:
-        """Columns travel as they lie, and are transposed on arrival."""
+        """Columns are sent in their present layout and transposed after they arrive."""
         features, tokens = (local.columns if local.rows is None else local.rows.t()).shape
         shape = (tokens * dist.get_world_size(group), features)
         made = Quantized(None, None, None)

@@ -1,4 +1,4 @@
-"""Cross entropy over a vocabulary split among ranks, which turns the logits into their gradient in place."""
+"""Cross entropy over a vocabulary that is split among ranks. It overwrites the logits with their gradient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The emulated device as the layers here use it: kernels put on the current stream, and what Transformer Engine keeps on each GPU."""
+"""The interface of the stand-ins to the emulated device: it records kernels, and holds what Transformer Engine keeps on each GPU."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ NAMESPACE = "transformer_engine"
 # get_cublas_workspace_size_bytes in pytorch/module/base.py
 HOPPER_WORKSPACE = 32 * 2**20 + 1024
 OTHER_WORKSPACE = 4_194_304
-CUBLAS_STREAMS = 4  # of grouped products: nvte_get_num_compute_streams
+CUBLAS_STREAMS = 4  # for grouped products: nvte_get_num_compute_streams
 
 
 class Device:
-    """Of the emulation that is on: kept here for layers, which Megatron makes without telling us where."""
+    """The present emulation. Layers need it here, because Megatron creates them without a reference to it."""
 
     def __init__(self, integration: Integration) -> None:
         self.rules = integration.rules
@@ -26,18 +26,18 @@ class Device:
         capability = integration.gpu.compute_capability
         self.workspace_bytes = HOPPER_WORKSPACE if capability[0] >= 9 else OTHER_WORKSPACE
         self.has_eight_bits = capability >= (8, 9)
-        # is_non_tn_fp8_gemm_supported: whether products in eight bits want both factors with what is summed over last
+        # is_non_tn_fp8_gemm_supported: whether FP8 products need both factors with the summed dimension last
         self.transposes = not ((10, 0) <= capability < (12, 0) or capability >= (13, 0))
-        self.histories: list[Any] = []  # of layers with delayed scaling
+        self.histories: list[Any] = []  # the histories of layers with delayed scaling
         self._workspaces: dict[str, list[torch.Tensor]] = {}
         self._dummies: dict[Any, torch.Tensor] = {}
 
     def workspace(self) -> None:
-        """Taken by the first product, and kept."""
+        """Allocated by the first product, and kept."""
         self._keep("one", 1)
 
     def workspaces_of_streams(self) -> None:
-        """The same for products of groups, each on a stream of its own: not shared with single ones."""
+        """The same for grouped products, one for each stream. They are not shared with single products."""
         self._keep("grouped", CUBLAS_STREAMS)
 
     def _keep(self, which: str, count: int) -> None:
@@ -46,11 +46,11 @@ class Device:
             self._workspaces[which] = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(count)]
 
     def are_parameters(self, *tensors: Any) -> None:
-        """In what a report says of memory: copies of weights in eight bits, which no module has among its parameters."""
+        """Labels FP8 copies of weights, which are not parameters of any module, for the memory report."""
         self._integration.label([one for one in tensors if one is not None], Category.PARAMETERS)
 
     def dummy_gradient(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        """In place of a gradient that was added to `main_grad`: one for each shape, kept."""
+        """The dummy gradient of a parameter whose gradient was added to `main_grad`. There is one for each shape."""
         if (shape, dtype) not in self._dummies:
             self._dummies[shape, dtype] = torch.empty(shape, dtype=dtype, device="cuda")
         return self._dummies[shape, dtype].detach()
@@ -74,26 +74,27 @@ def device() -> Device:
 
 
 def launch(name: str, inputs: Sequence[Any], outputs: Sequence[torch.Tensor]) -> None:
-    """One kernel that reads the inputs and writes the outputs."""
+    """Records one kernel that reads the inputs and writes the outputs."""
     record(f"{NAMESPACE}::{name}", inputs, outputs)
 
 
 def product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """out = left @ right, by cuBLASLt; biases and their gradients are in its epilogue. `out` may have a wider dtype, or be added to."""
+    """Records out = left @ right by cuBLASLt, whose epilogue handles biases and their gradients. `out` may have a wider dtype, or be
+    accumulated into."""
     device().workspace()
     record("aten::mm", [left, right], [out])
     return out
 
 
 def product8(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """The same of factors in eight bits."""
+    """The same with FP8 factors."""
     device().workspace()
     record("aten::_scaled_mm", [left, right], [out])
     return out
 
 
 def record(op: str, inputs: Sequence[Any], outputs: Sequence[torch.Tensor]) -> None:
-    # The device takes what a module does in backward for recomputation if gradients are wanted of it, and inside an
-    # autograd.Function none are.
+    # Work of a module during backward counts as recomputation if gradients are enabled. Inside an autograd.Function they are
+    # not.
     with torch.enable_grad():
         device().rules.record(op, inputs, outputs)

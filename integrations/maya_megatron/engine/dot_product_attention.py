@@ -1,5 +1,5 @@
-"""DotProductAttention: which backend runs is decided as Transformer Engine does it, by the variables that Megatron's
---attention-backend sets; flash attention is the package's kernels, which PyTorch has inside."""
+"""DotProductAttention. The backend is chosen as in Transformer Engine, by the variables that Megatron's --attention-backend sets. For
+flash attention, PyTorch's copy of the package's kernels is used."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class DotProductAttention(torch.nn.Module):
     def _unfused(
         self, query: Any, key: Any, value: Any, mask: Any, kind: str, bias: torch.Tensor | None, dropout: float
     ) -> torch.Tensor:
-        """UnfusedDotProductAttention.forward, of (tokens, batch, heads, head)."""
+        """UnfusedDotProductAttention.forward, for tensors of shape (tokens, batch, heads, head)."""
         queries, batch, heads, _ = query.shape
         keys = key.shape[0]
         if "padding" in kind and mask is not None:
@@ -119,8 +119,8 @@ class DotProductAttention(torch.nn.Module):
 
 
 def _layout_known(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
-    """get_qkv_layout: whether the three lie in memory in a way the kernels know. Otherwise they are copied, and what they were parts of
-    can go."""
+    """get_qkv_layout: whether the kernels support the memory layout of the three tensors. Otherwise they are copied, and the tensor
+    that they were parts of can be freed."""
 
     def together(*tensors: torch.Tensor) -> bool:
         return len({one.untyped_storage().data_ptr() for one in tensors}) == 1
@@ -152,7 +152,7 @@ def _layout_known(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -
 
 
 def backend_of(query: torch.Tensor, value: torch.Tensor, bias: Any) -> str:
-    """Flash attention before cuDNN's before the unfused one, up to sm80; from sm90 on, cuDNN's first."""
+    """The order of preference: up to sm80 flash attention, cuDNN, unfused; from sm90 on, cuDNN comes first."""
     flash, fused = (os.getenv(f"NVTE_{name}_ATTN", "1") != "0" for name in ("FLASH", "FUSED"))
     heads = (query.shape[-1], value.shape[-1])
     fits = query.dtype in (torch.float16, torch.bfloat16) and max(heads) <= 256 and not any(one % 8 for one in heads)
@@ -160,14 +160,14 @@ def backend_of(query: torch.Tensor, value: torch.Tensor, bias: Any) -> str:
     fused = fused and fits
     generation = torch.cuda.get_device_capability()[0]
     if os.getenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1") == "0" and generation != 9:
-        fused = False  # its backward is deterministic on Hopper alone
+        fused = False  # its backward is only deterministic on Hopper
     if flash and fused and generation >= 9:
         flash = False
     return "flash" if flash else "fused" if fused else "unfused"
 
 
 def _flash(query: Any, key: Any, value: Any, causal: bool, dropout: float, scale: float, copies: bool) -> torch.Tensor:
-    """Of (tokens, batch, heads, head). The package wants the batch first, and gets copies; cuDNN takes what there is."""
+    """Attention of tensors of shape (tokens, batch, heads, head). The package needs the batch first and gets copies; cuDNN accepts both."""
     if copies:
         query, key, value = (one.transpose(0, 1).contiguous().transpose(0, 1) for one in (query, key, value))
     with only(FLASH):
@@ -179,9 +179,11 @@ def _flash(query: Any, key: Any, value: Any, causal: bool, dropout: float, scale
 
 
 class _Ring(torch.autograd.Function):
-    """Context parallelism, p2p: keys and values go round, and each rank attends to every part of them in turn. A causal rank holds two
-    chunks, one from each end, and works on half of what a full block would be, but for its own. (Here: all queries and half of
-    the keys. Later ranks have it the other way round, which is the same work.)"""
+    """Context parallelism (p2p): keys and values are sent around, and each rank attends to every part of them in turn.
+
+    With causal attention a rank has two chunks, one from each end, and does half the work of a full block for every part except its
+    own. (Here: all queries and half of the keys. For later ranks it is the other way round, which is the same amount of work.)
+    """
 
     @staticmethod
     def forward(ctx: Any, query: Any, key: Any, value: Any, group: Any, size: int, causal: bool, scale: float) -> Any:
@@ -214,7 +216,7 @@ class _Ring(torch.autograd.Function):
         batch, tokens, heads, _ = query.shape
         grad = grad.view(tokens, batch, heads, -1).permute(1, 2, 0, 3).contiguous()
         dquery = torch.empty_like(query)
-        # Pairs of keys and values and of their gradients go round together.
+        # Keys and values, and their gradients, are sent around together.
         mine = torch.empty(2, *here.shape, dtype=here.dtype, device=here.device)
         theirs = torch.empty_like(mine)
         for step in range(size):
@@ -251,13 +253,13 @@ def _pass_on(mine: torch.Tensor, theirs: torch.Tensor, group: Any) -> list[Any]:
 
 
 def _block(query: torch.Tensor, pair: torch.Tensor, half: bool) -> list[torch.Tensor]:
-    """Heads before tokens; half of the keys."""
+    """Puts heads before tokens, and returns half of the keys if requested."""
     key, value = (one[:, : one.shape[1] // 2] if half else one for one in pair.unbind(0))
     return [one.transpose(1, 2) for one in (query, key, value)]
 
 
 class _Rotary(torch.autograd.Function):
-    """fused_rope: one kernel forward, one backward."""
+    """fused_rope: one kernel in forward, one in backward."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, freqs: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,5 @@
-"""make_graphed_callables: layers captured as CUDA graphs, one for the forward and one for the backward of each microbatch, in the order of a pipeline's
-schedule and in one pool of memory. Follows transformer_engine/pytorch/graph.py."""
+"""make_graphed_callables: captures layers as CUDA graphs, one for the forward and one for the backward of each microbatch, in the order
+of a pipeline's schedule and in one memory pool. Follows transformer_engine/pytorch/graph.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Tensors = tuple[Any, ...]
 
 
 class _Layer:
-    """One layer and microbatch: where its inputs are read from and what its graphs write to."""
+    """One layer and microbatch: the inputs that its graphs read, and the tensors that they write."""
 
     def __init__(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any], context: Callable[[], Any]) -> None:
         self.module, self.args, self.kwargs, self.context = module, args, kwargs, context
@@ -50,18 +50,18 @@ class _Layer:
         for _ in range(times):
             outputs = self.run()
             grads = self.gradients(outputs, _like(outputs))
-            # Parameters that others of the module's layers use are no inputs of this graph.
+            # Parameters of other layers of the module are not inputs of this graph.
             used = [one is not None or index < self.given for index, one in enumerate(_aligned(self.inputs, grads))]
             self.inputs = tuple(one for one, is_used in zip(self.inputs, used, strict=True) if is_used)
             del outputs, grads
         for one in self.module.modules():
             if hasattr(one, "is_first_microbatch"):
-                setattr(one, "is_first_microbatch", True)  # noqa: B010 (of Megatron's modules alone)
+                setattr(one, "is_first_microbatch", True)  # noqa: B010 (only on Megatron's modules)
 
     def capture_forward(self, pool: Any) -> None:
         with torch.cuda.graph(self.forward_graph, pool=pool):
             self.outputs = self.run()
-        # Values that are known (how many tokens each expert gets, say) are so of what a replay writes.
+        # Known values, such as the number of tokens of each expert, also hold for what a replay writes.
         self.known = [device().rules.value(one) for one in self.outputs]
 
     def capture_backward(self, pool: Any, shared: dict[Any, Tensors] | None, retain: bool) -> None:
@@ -81,7 +81,7 @@ class _Layer:
         return pytree.tree_unflatten(list(outputs), self.form)
 
     def let_go_of_outputs(self) -> None:
-        """But for those with values, which would be lost with the memory."""
+        """Except for tensors with known values, which would be lost with the memory."""
         self.outputs = tuple(
             make_weak_ref(one) if known is None else one for one, known in zip(self.outputs, self.known, strict=True)
         )
@@ -157,7 +157,7 @@ def make_graphed_callables(
 
     made: list[_Layer] = []
     start = 0
-    for count in layers_of:  # chunk by chunk, of each all microbatches
+    for count in layers_of:  # chunk by chunk, all microbatches of each
         for _microbatch in range(microbatches):
             for number in range(start, start + count):
                 index = len(made)
@@ -189,7 +189,7 @@ def _capture(
         before: _Layer | None = None
         for layer in reversed(together):
             layer.capture_backward(pool, shared, retain)
-            if reuse:  # what the next graph has read is nobody's any more
+            if reuse:  # nothing needs what the next graph has read
                 layer.let_go_of_outputs()
                 if before is not None:
                     before.let_go_of_gradients()
@@ -200,11 +200,11 @@ def _capture(
 
 
 def nothing(*_: Any, **__: Any) -> None:
-    """In place of what marks a capture, and of what keeps scales from changing in it."""
+    """Replaces what marks a capture, and what prevents scales from changing during it."""
 
 
 def make_weak_ref(tensors: Any) -> Any:
-    """The same memory, which graphs captured later may take for themselves."""
+    """The same memory, which graphs that are captured later may reuse."""
     return pytree.tree_map_only(torch.Tensor, _weak, tensors)
 
 
@@ -218,7 +218,7 @@ def _weak(tensor: torch.Tensor) -> torch.Tensor:
 def _share_inputs(
     order: list[int], layers_of: list[int], begins: list[int], args: list[Any], kwargs: list[Any]
 ) -> None:
-    """A microbatch takes the inputs of another of the same shapes whose backward is done by then."""
+    """Reuses the inputs of a microbatch of the same shapes whose backward has finished."""
     waiting: list[list[int]] = [[] for _ in layers_of]
     free: dict[Any, list[int]] = {}
     done = [0] * len(layers_of)

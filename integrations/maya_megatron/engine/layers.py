@@ -1,5 +1,4 @@
-"""Layers that hold weights, as modules: what Megatron gives them, and which parameters they make. What they do is in linear.py, in eight
-bits in linear8.py."""
+"""Modules with weights: their arguments and their parameters. What they compute is in linear.py, and for FP8 in linear8.py."""
 
 from __future__ import annotations
 
@@ -79,7 +78,7 @@ class Linear(torch.nn.Module):
         return (out, self.bias) if self.return_bias else out
 
     def backward_dw(self) -> None:
-        """Nothing is left to do: weights' gradients are not put off here."""
+        """Does nothing, because weight gradients are not delayed here."""
 
 
 class LayerNormLinear(Linear):
@@ -164,7 +163,7 @@ class GroupedLinear(torch.nn.Module):
         return (out, self._biases()) if self.return_bias else out
 
     def backward_dw(self) -> None:
-        """As of Linear."""
+        """As in Linear."""
 
 
 def parameter(shape: tuple[int, ...], dtype: Any, device: Any, init: Any, draw: Callable[[], Any]) -> Any:
@@ -176,7 +175,7 @@ def parameter(shape: tuple[int, ...], dtype: Any, device: Any, init: Any, draw: 
 
 
 def quantize_parameters(layer: Any, names: list[str]) -> None:
-    """Inside `fp8_model_init`: parameters are kept in eight bits alone."""
+    """Inside `fp8_model_init`, parameters are stored only in FP8."""
     recipe = autocast().recipe_of_parameters
     if recipe is None:
         return

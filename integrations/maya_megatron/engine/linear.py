@@ -1,5 +1,5 @@
-"""Linear, LayerNormLinear and GroupedLinear in 16 and 32 bits, with tensor and sequence parallelism, as
-transformer_engine/pytorch/module/{linear,layernorm_linear,grouped_linear}.py order their products, collectives and frees."""
+"""Linear, LayerNormLinear and GroupedLinear in 16 and 32 bits, with tensor and sequence parallelism. The order of
+products, collectives and frees follows transformer_engine/pytorch/module/{linear,layernorm_linear,grouped_linear}.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from maya_megatron.engine.device import device, product, record
 
 @dataclass(frozen=True)
 class LinearSettings:
-    """Of a layer: how it is split, and what it normalizes by."""
+    """The settings of a layer: how it is split, and its normalization."""
 
     mode: str | None  # "column", "row"
     group: Any
@@ -43,7 +43,7 @@ def scattered(x: torch.Tensor, group: Any, wait: bool = True) -> Any:
 
 
 def summed(out: torch.Tensor, how: LinearSettings) -> torch.Tensor:
-    """What a layer of rows gives: its ranks' parts, added up."""
+    """The output of a row-parallel layer: the sum over its ranks."""
     if how.mode != "row" or how.tp_size == 1:
         return out
     if how.sequence_parallel:
@@ -72,7 +72,9 @@ class _Linear(torch.autograd.Function):
         kept = inputs if weight.requires_grad else None
         ctx.save_for_backward(kept, weight, bias, *((x, norm_weight, norm_bias, *statistics) if how.norm else ()))
         ctx.how, ctx.shape, ctx.dtype = how, x.shape, x.dtype
-        ctx.weight = weight if how.fuse_wgrad else None  # the very one: saving makes another of the same memory
+        ctx.weight = (
+            weight if how.fuse_wgrad else None
+        )  # the parameter object itself; saving would create another tensor of the same memory
         return out
 
     @staticmethod
@@ -125,7 +127,7 @@ def linear(layer: Any, x: torch.Tensor, bias: Any) -> torch.Tensor:
 
 
 def weight_gradient(grad: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, fused: Any) -> Any:
-    """By itself, or added to the `main_grad` of a parameter whose layer fuses that."""
+    """The gradient of a weight, or its accumulation into `main_grad` if the layer fuses that."""
     if fused is None:
         return product(flat(grad).t(), flat(inputs), torch.empty_like(weight))
     product(flat(grad).t(), flat(inputs), fused.main_grad)
@@ -133,7 +135,7 @@ def weight_gradient(grad: torch.Tensor, inputs: torch.Tensor, weight: torch.Tens
 
 
 def in_place_of_gradient(fused: Any) -> Any:
-    """What autograd gets for a parameter whose gradient is in its `main_grad`."""
+    """The gradient that autograd receives for a parameter whose gradient is in its `main_grad`."""
     if not hasattr(fused, "grad_added_to_main_grad"):
         return None
     fused.grad_added_to_main_grad = True
@@ -182,5 +184,5 @@ def grouped_linear(layer: Any, x: torch.Tensor, splits: list[int], *parameters: 
 
 
 def accumulate_wgrad(inputs: torch.Tensor, grad: torch.Tensor, main_grad: torch.Tensor) -> None:
-    """apex' fused_weight_gradient_mlp_cuda.wgrad_gemm_accum_fp32 and _fp16."""
+    """apex's fused_weight_gradient_mlp_cuda.wgrad_gemm_accum_fp32 and _fp16."""
     record("aten::mm", [flat(grad).t(), flat(inputs)], [main_grad])

@@ -1,8 +1,8 @@
-"""Linear, LayerNormLinear and GroupedLinear in eight bits: the same modules as in linear.py, while `fp8_autocast` is on. Follows the order in
-which transformer_engine/pytorch/module/{linear,layernorm_linear,grouped_linear}.py quantize, gather and free.
+"""Linear, LayerNormLinear and GroupedLinear in FP8: the same modules as in linear.py, inside `fp8_autocast`. The order of quantizing,
+gathering and freeing follows transformer_engine/pytorch/module/{linear,layernorm_linear,grouped_linear}.py.
 
-Weights are quantized, with their transposes, in a step's first microbatch and kept; inputs are kept for backward in eight bits, transposed
-already unless they have to be gathered first."""
+Weights and their transposes are quantized in the first microbatch of a step and kept. Inputs are saved for backward in FP8, already
+transposed unless they have to be gathered first."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from maya_megatron.engine.weights8 import QuantizedTensor
 
 
 def quantizers_of(layer: Any, recipe: Recipe) -> Quantizers:
-    """Made when a layer first runs with a recipe."""
+    """Created when a layer first runs with a recipe."""
     found: Quantizers | None = getattr(layer, "_quantizers", None)
     if found is None or found.recipe.kind != recipe.kind:
         layer._quantizers = found = _quantizers(layer, recipe)
@@ -31,7 +31,7 @@ def _quantizers(layer: Any, recipe: Recipe) -> Quantizers:
     products = getattr(layer, "num_gemms", 1)
     if not recipe.float8_per_tensor_scaling():
         return blocks.quantizers(recipe, products)
-    # What is split over ranks has one scale on all of them; delayed ones are the same anyway.
+    # A tensor that is split over ranks has the same scale on all of them. Delayed scales are the same anyway.
     split = recipe.float8_current_scaling() and getattr(layer, "sequence_parallel", False)
     mode, group = (getattr(layer, name, None) for name in ("parallel_mode", "tp_group"))
     return quantizers(
@@ -40,7 +40,7 @@ def _quantizers(layer: Any, recipe: Recipe) -> Quantizers:
 
 
 def weight_of(layer: Any, name: str, weight: Any, quantizer: Quantizer, first: bool | None, columns: bool) -> Quantized:
-    """get_weight_workspace: kept from microbatch to microbatch, unless Megatron does not say which is the first."""
+    """get_weight_workspace: kept from microbatch to microbatch, if Megatron marks the first one."""
     if isinstance(weight, QuantizedTensor):
         if columns:
             weight.refresh_columns()
@@ -64,7 +64,7 @@ def _weights_need_columns(x: torch.Tensor, with_backward: bool) -> bool:
     return (with_backward and x.requires_grad) or autocast().recomputes
 
 
-NOTHING = (None,) * 4  # in place of the parts of what is not kept
+NOTHING = (None,) * 4  # for a tensor that is not saved
 
 
 class _Linear(torch.autograd.Function):
@@ -119,7 +119,9 @@ class _Linear(torch.autograd.Function):
             dbias = rows.sum(0) if wants_bias and bias is not None else None
             grads = of_grad.gathered(of_grad(rows, columns=of_grad.columns_gather), how.group, columns=True)
         else:
-            dbias = torch.empty_like(bias) if wants_bias and bias is not None else None  # by the kernel that quantizes
+            dbias = (
+                torch.empty_like(bias) if wants_bias and bias is not None else None
+            )  # computed by the quantizing kernel
             grads = of_grad(rows, columns=wants_weight or bias is not None)
         if original is not None:
             inputs = of_input(flat(original), columns=not how.gathers_input or of_input.columns_gather)
@@ -161,7 +163,7 @@ class _Linear(torch.autograd.Function):
 
 
 def statistics_of(x: torch.Tensor, statistics: list[torch.Tensor]) -> list[torch.Tensor]:
-    """They were taken of rows of tokens; ATen's backward wants them in the shape of its input."""
+    """Reshapes statistics of token rows, because ATen's backward expects the shape of its input."""
     return [one.reshape(*x.shape[:-1], 1) for one in statistics]
 
 
@@ -181,7 +183,7 @@ def linear(layer: Any, x: torch.Tensor, bias: Any, first: bool | None) -> torch.
 
 
 class _GroupedLinear(torch.autograd.Function):
-    """Each expert's tokens and weight have a scale of their own."""
+    """The tokens and the weight of each expert have their own scales."""
 
     @staticmethod
     def forward(
@@ -223,7 +225,7 @@ class _GroupedLinear(torch.autograd.Function):
         inputs = [Quantized(*four, twice=ctx.twice) for four in zip(kept, kept, kept, kept, strict=True)]
         wants_input, wants_weight = ctx.needs_input_grad[4:6]
         rows = flat(grad.contiguous())
-        dbiases = [torch.empty_like(bias) for bias in biases]  # by the kernels that quantize
+        dbiases = [torch.empty_like(bias) for bias in biases]  # computed by the quantizing kernels
         grads = [of(part, True) for of, part in zip(ctx.quantizers.grads, rows.split(ctx.splits), strict=True)]
         dx = None
         if wants_input:

@@ -1,6 +1,6 @@
-"""Mamba-2 layers of mamba_ssm and causal_conv1d, Triton and CUDA kernels that Megatron's hybrid models call: what they allocate, in which order,
-and what they keep for backward. Follows mamba_ssm 2.2.6, ops/triton/{ssd_combined,ssd_chunk_scan,ssd_chunk_state,layernorm_gated}.py. Kernels
-are taken by the bytes they move: a lower bound of their time."""
+"""Stand-ins for the Mamba-2 layers of mamba_ssm and causal_conv1d, which Megatron's hybrid models use: what they allocate, in which order,
+and what they save for backward. Follows mamba_ssm 2.2.6, ops/triton/{ssd_combined,ssd_chunk_scan,ssd_chunk_state,layernorm_gated}.py.
+Kernels are priced by the bytes they move, which is a lower bound."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from maya_core.errors import MayaError
 from maya_megatron.engine.device import record
 
 NAMESPACE = "mamba_ssm"
-LEAST_ROWS = 32  # of a block of the kernels that sum over blocks: BLOCK_SIZE_min
+LEAST_ROWS = 32  # per block, in kernels that sum over blocks: BLOCK_SIZE_min
 
 
 def kernel(name: str, inputs: Sequence[Any], outputs: Sequence[torch.Tensor]) -> None:
@@ -24,7 +24,7 @@ def kernel(name: str, inputs: Sequence[Any], outputs: Sequence[torch.Tensor]) ->
 
 @dataclass(frozen=True)
 class MambaSizes:
-    """Of a scan: `heads` of `head` numbers each, in `groups` that share B and C of `state` numbers, over chunks of the sequence."""
+    """The sizes of a scan: `heads` of `head` numbers each, in `groups` that share B and C of `state` numbers, over chunks of the sequence."""
 
     batch: int
     length: int
@@ -40,7 +40,7 @@ class MambaSizes:
 
     @property
     def splits(self) -> int:
-        """How many programs share the heads of a group, each with a sum of its own."""
+        """The number of programs that share the heads of a group, each with its own sum."""
         together = self.heads // self.groups
         processors = torch.cuda.get_device_properties("cuda").multi_processor_count
         each = max(min(math.ceil(self.batch * self.chunks * self.heads / processors), together), 1)
@@ -155,7 +155,7 @@ class _Scan(torch.autograd.Function):
 
 
 def _summed(name: str, inputs: Sequence[Any], sizes: MambaSizes) -> tuple[torch.Tensor, torch.Tensor]:
-    """A gradient of B or C, and what goes to the steps: first by the programs that share a group, then their sum."""
+    """The gradient of B or C, and its part for the steps: first per program of a group, then summed."""
     steps = sizes.steps()
     split = new(sizes.batch, sizes.length, sizes.splits, sizes.groups, sizes.state)
     kernel(name, inputs, [split, steps])
@@ -210,7 +210,7 @@ class _GatedNorm(torch.autograd.Function):
 
 
 class RMSNorm(torch.nn.Module):
-    """Of groups of features, gated if there is a gate."""
+    """The norm of groups of features, gated if there is a gate."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
-"""Which names are found in which module of Transformer Engine, apex and mamba_ssm. What is not here fails to import, and Megatron does
-without (offloading of activations)."""
+"""The names in the modules of the stand-ins for Transformer Engine, apex and mamba_ssm. Other names fail to import, and Megatron then
+works without them (offloading of activations)."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from maya_megatron.engine import (
 )
 from maya_megatron.engine.device import device
 
-VERSION = "2.9.0"  # what is followed, and what Megatron is told
+VERSION = "2.9.0"  # the version that the stand-ins follow and report
 
 
 class CudaRNGStatesTracker:
-    """As Megatron's own, which is used unless --te-rng-tracker is given."""
+    """Like Megatron's own tracker, which is used unless --te-rng-tracker is given."""
 
     def __init__(self) -> None:
         self.reset()
@@ -56,7 +56,7 @@ class CudaRNGStatesTracker:
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """With the recipe that holds now, when it runs once more as well."""
+    """Runs with the present recipe, also when it runs again for backward."""
     for name in ("distribute_saved_activations", "get_rng_state_tracker", "tp_group"):
         kwargs.pop(name, None)
     now = precision.autocast()
@@ -132,9 +132,7 @@ TRANSFORMER_ENGINE: dict[str, dict[str, Any]] = {
         "get_workspace": get_workspace,
     },
     "transformer_engine.pytorch.fp8": EIGHT_BITS,
-    "transformer_engine.pytorch.cpu_offload": {
-        "CPUOffloadEnabled": False
-    },  # which Megatron sets where it offloads itself
+    "transformer_engine.pytorch.cpu_offload": {"CPUOffloadEnabled": False},  # set by Megatron if it offloads itself
     "transformer_engine.pytorch.graph": {
         "make_graphed_callables": graphs.make_graphed_callables,
         **dict.fromkeys(
@@ -192,7 +190,7 @@ class _LayerNorm:
     def forward(
         ctx: Any, x: Any, weight: Any, bias: Any, shape: Any, eps: float, memory_efficient: bool = False
     ) -> Any:
-        """Megatron looks at its arguments."""
+        """Megatron inspects its arguments."""
 
 
 APEX: dict[str, dict[str, Any]] = {

@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm: ATen has kernels of the same traffic, statistics in float32 and gradients."""
+"""LayerNorm and RMSNorm, by ATen's kernels, which have the same memory traffic, float32 statistics and gradients."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 aten = torch.ops.aten
-STATISTICS = {"LayerNorm": 2, "RMSNorm": 1}  # numbers kept of each row
+STATISTICS = {"LayerNorm": 2, "RMSNorm": 1}  # numbers that are saved per row
 
 
 def forward(kind: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> tuple[Any, ...]:
-    """(what comes out, statistics)"""
+    """Returns the output and the statistics."""
     if kind == "RMSNorm":
         out, scale = aten._fused_rms_norm(x, [x.shape[-1]], weight, eps)
         return out, (scale,)

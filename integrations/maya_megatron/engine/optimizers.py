@@ -1,7 +1,8 @@
-"""FusedAdam, FusedSGD and the kernels over lists of tensors: every tensor is read and written once. No step counters on the device.
+"""FusedAdam, FusedSGD and the kernels over lists of tensors. Every tensor is read and written once, and there are no step counters on the
+device.
 
-States may be narrower than 32 bits, and weights of 32 bits among them (--use-precision-aware-optimizer): what is narrower is widened for
-the step, all of a group at once. Follows transformer_engine/pytorch/optimizers/fused_adam.py."""
+States, including master weights, may have less than 32 bits (--use-precision-aware-optimizer). They are converted to 32 bits for the
+step, all of a group at once. Follows transformer_engine/pytorch/optimizers/fused_adam.py."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ class FusedAdam(torch.optim.Optimizer):
         self.dtypes = {"exp_avg": exp_avg_dtype, "exp_avg_sq": exp_avg_sq_dtype}
         if master_weights:
             self.dtypes["master_param"] = master_weight_dtype
-        # Of a weight of 32 bits whose upper half is the parameter, the other half is enough.
+        # If the upper half of a 32-bit weight is the parameter, only the lower half is stored.
         self.store_param_remainders = store_param_remainders and master_weight_dtype == torch.float32
 
     def initialize_state(self, param: torch.Tensor, store_param_remainders: bool | None = None) -> None:

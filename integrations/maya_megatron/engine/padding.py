@@ -1,4 +1,4 @@
-"""Tokens of each expert padded to the multiple that products in eight bits want, and back."""
+"""Pads the tokens of each expert to the multiple that FP8 products need, and removes the padding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ALIGNED = 16  # rows
 
 
 class _Rows(torch.autograd.Function):
-    """Copies each expert's rows to where they begin in another layout."""
+    """Copies the rows of each expert to their place in another layout."""
 
     @staticmethod
     def forward(ctx: Any, name: str, x: torch.Tensor, rows: int) -> torch.Tensor:

@@ -1,5 +1,5 @@
-"""Tokens brought into the order of their experts, and back: Transformer Engine's kernels of --moe-permute-fusion, by a map of rows that
-is made once and kept for backward."""
+"""Sorts tokens by expert, and restores their order: Transformer Engine's kernels for --moe-permute-fusion. They use a map of rows that is
+created once and saved for backward."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 from maya_core.errors import MayaError
 from maya_megatron.engine.device import launch
 
-ROWS_A_BLOCK = 1024  # of the pass that counts them
+ROWS_PER_BLOCK = 1024  # in the counting pass
 
 
-def _made(like: torch.Tensor, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+def _empty(like: torch.Tensor, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype or like.dtype, device=like.device)
 
 
 def _map_of_rows(routing: torch.Tensor) -> torch.Tensor:
     tokens, experts = routing.shape
-    rows = _made(routing, tokens, experts * 2 + 1, dtype=torch.int32)
-    sums = _made(routing, experts, -(-tokens // ROWS_A_BLOCK), dtype=torch.int32)
+    rows = _empty(routing, tokens, experts * 2 + 1, dtype=torch.int32)
+    sums = _empty(routing, experts, -(-tokens // ROWS_PER_BLOCK), dtype=torch.int32)
     launch("row_id_map_pass_1", [routing], [rows, sums])
     launch("row_id_map_pass_2", [rows, sums], [rows])
     launch("row_id_map_pass_3", [rows], [rows])
@@ -28,15 +28,15 @@ def _map_of_rows(routing: torch.Tensor) -> torch.Tensor:
 
 
 def _permuted(x: torch.Tensor, rows: torch.Tensor, probs: Any, count: int) -> tuple[torch.Tensor, Any]:
-    out = _made(x, count, x.shape[1])
-    chosen = None if probs is None else _made(probs, count)
+    out = _empty(x, count, x.shape[1])
+    chosen = None if probs is None else _empty(probs, count)
     launch("permute", [x, rows, probs], [out] if chosen is None else [out, chosen])
     return out, chosen
 
 
 def _unpermuted(x: torch.Tensor, rows: torch.Tensor, merging: Any, probs: Any, tokens: int) -> tuple[torch.Tensor, Any]:
-    out = _made(x, tokens, x.shape[1])
-    whole = None if probs is None else _made(probs, tokens, rows.shape[1] // 2)
+    out = _empty(x, tokens, x.shape[1])
+    whole = None if probs is None else _empty(probs, tokens, rows.shape[1] // 2)
     launch("unpermute", [x, rows, merging, probs], [out] if whole is None else [out, whole])
     return out, whole
 
@@ -73,7 +73,7 @@ class _Unpermute(torch.autograd.Function):
         if not kept:
             return _permuted(grad, rows, None, ctx.count)[0], None, None, None
         x, merging = kept
-        found, merging_grad = _made(grad, ctx.count, grad.shape[1]), torch.empty_like(merging)
+        found, merging_grad = _empty(grad, ctx.count, grad.shape[1]), torch.empty_like(merging)
         launch("unpermute_backward", [grad, rows, x, merging], [found, merging_grad])
         return found, None, merging_grad if ctx.needs_input_grad[2] else None, None
 
@@ -81,7 +81,7 @@ class _Unpermute(torch.autograd.Function):
 class _SortChunks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Any, sizes: Any, order: Any, probs: Any) -> Any:
-        rows = _made(x, x.shape[0], dtype=torch.int32)
+        rows = _empty(x, x.shape[0], dtype=torch.int32)
         launch("make_chunk_sort_map", [sizes, order], [rows])
         ctx.save_for_backward(rows)
         return _sorted(x, rows, probs)

@@ -1,5 +1,4 @@
-"""Eight bits, as programs ask for them: recipes, and the context in which layers follow one. What tensors are made is in quantized.py;
-four bits are refused by name."""
+"""FP8 as programs request it: recipes, and the context in which layers follow one. The tensors are in quantized.py. FP4 is refused."""
 
 from __future__ import annotations
 
@@ -18,14 +17,14 @@ from maya_megatron.engine.device import device, launch
 
 
 class Format(Enum):
-    """(forward, backward)"""
+    """The formats of forward and backward."""
 
     E4M3 = (torch.float8_e4m3fn, torch.float8_e4m3fn)
     HYBRID = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 class Recipe:
-    """How tensors are scaled into eight bits. Megatron asks by these methods which it is."""
+    """How tensors are scaled to FP8. Megatron calls these methods to find out the kind of recipe."""
 
     kind = ""
 
@@ -71,19 +70,19 @@ class Recipe:
 
 
 class DelayedScaling(Recipe):
-    """By the largest values of the steps before."""
+    """Scales by the largest values of earlier steps."""
 
     kind = "delayed"
 
 
 class Float8CurrentScaling(Recipe):
-    """By the largest value of the tensor itself."""
+    """Scales by the largest value of the tensor itself."""
 
     kind = "current"
 
 
 class Float8BlockScaling(Recipe):
-    """By the largest value of each block of 128 numbers, of weights 128 x 128."""
+    """Scales by the largest value of each block of 128 numbers, or 128 x 128 for weights."""
 
     kind = "block"
 
@@ -92,7 +91,7 @@ class Float8BlockScaling(Recipe):
 
 
 class MXFP8BlockScaling(Recipe):
-    """By the largest value of 32 numbers, with scales that are powers of two: Blackwell's own."""
+    """Scales by the largest value of 32 numbers, with powers of two: Blackwell's own format."""
 
     kind = "mxfp8"
 
@@ -118,14 +117,14 @@ def refusal(what: str, instead: str) -> MayaError:
 
 @dataclass
 class Autocast:
-    """What holds inside `fp8_autocast`, and inside `fp8_model_init` for parameters that are made."""
+    """The settings inside `fp8_autocast`, and inside `fp8_model_init` for new parameters."""
 
     enabled: bool = False
     recipe: Any = None
     group: Any = None
     depth: int = 0
     at_first_layer: bool = False
-    recomputes: bool = False  # whether what runs now will run once more for its backward
+    recomputes: bool = False  # whether the present forward will run again for its backward
     recipe_of_parameters: Any = None
 
 
@@ -163,7 +162,7 @@ class FP8GlobalStateManager:
 
     @staticmethod
     def set_skip_fp8_weight_update_tensor(skip: bool) -> None:
-        """Of CUDA graphs."""
+        """Used by CUDA graphs."""
 
 
 @contextmanager
@@ -211,7 +210,7 @@ def activation_recompute_forward(activation_recompute: bool = False, recompute_p
 
 
 def first_layer() -> bool:
-    """Whether nobody asked before in this context: that layer's backward is the last, and ends with new scales for gradients."""
+    """Whether this is the first layer of the context. Its backward runs last and ends with new scales for gradients."""
     first = _now.at_first_layer
     _now.at_first_layer = False
     return first
@@ -219,7 +218,7 @@ def first_layer() -> bool:
 
 @dataclass(frozen=True)
 class Histories:
-    """Of the largest values of a layer's tensors, with the scales that follow from them. Delayed scaling alone."""
+    """The history of the largest values of a layer's tensors, and their scales. Only used by delayed scaling."""
 
     scales: torch.Tensor
     amaxes: torch.Tensor
@@ -241,7 +240,7 @@ def histories(recipe: Recipe, tensors: int, forward: bool) -> Histories:
 
 
 def update_scales(forward: bool) -> None:
-    """All layers' at once: the largest values over the ranks that share them, then one kernel."""
+    """Updates the scales of all layers at once: reduces the largest values over ranks, then runs one kernel."""
     mine = [one for one in device().histories if one.forward == forward]
     for group in dict.fromkeys(one.group for one in mine):
         of_group = [one for one in mine if one.group is group]
@@ -252,7 +251,7 @@ def update_scales(forward: bool) -> None:
 
 
 def not_emulated(name: str) -> type:
-    """A class that Megatron may look at, and not make one of."""
+    """A class that Megatron may inspect, but not instantiate."""
 
     def init(self: Any, *_: Any, **__: Any) -> None:
         raise MayaError(

@@ -1,8 +1,8 @@
-"""Tensors in eight bits: as they are for products that sum over features, and transposed for those that sum over tokens, which is the only
-way Hopper multiplies them. From Blackwell on one copy serves both, if there is one scale for the tensor; blocks.py has those with more.
+"""FP8 tensors with one scale. Products that sum over features use the tensor as it is; products that sum over tokens use a transposed
+copy, because Hopper supports no other layout. From Blackwell on, one copy serves both. Tensors with several scales are in blocks.py.
 
-Follows transformer_engine/pytorch/tensor/float8_tensor.py and csrc/quantizer.cpp: what is allocated, in which order, and by which kernels
-it is filled."""
+What is allocated, in which order, and by which kernels it is filled follows transformer_engine/pytorch/tensor/float8_tensor.py and
+csrc/quantizer.cpp."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from maya_megatron.engine.precision import Recipe, histories
 
 @dataclass
 class Quantized:
-    """Of (tokens, features), or a weight (outputs, inputs)."""
+    """An FP8 tensor of shape (tokens, features), or a weight of shape (outputs, inputs)."""
 
     rows: Any
     columns: Any
     scale: Any
-    scale_of_columns: Any = None  # where they have scales of their own
-    twice: bool = True  # whether it takes a second copy for sums over tokens
+    scale_of_columns: Any = None  # if columns have their own scales
+    twice: bool = True  # whether sums over tokens need a second copy
 
     def by_rows(self) -> torch.Tensor:
         return self.rows
@@ -34,7 +34,7 @@ class Quantized:
         return self.rows.t() if self.columns is None else self.columns
 
     def need_columns(self) -> None:
-        """Transposes what is there, if it is not yet."""
+        """Creates the transposed copy, if it does not exist yet."""
         if self.twice and self.columns is None:
             self.columns = torch.empty(self.rows.shape[::-1], dtype=self.rows.dtype, device=self.rows.device)
             launch("fp8_transpose", [self.rows], [self.columns])
@@ -47,20 +47,20 @@ class Quantized:
             self.scale = None
 
     def parts(self) -> tuple[Any, ...]:
-        """What autograd saves of it."""
+        """The parts that autograd saves."""
         return self.rows, self.columns, self.scale, self.scale_of_columns
 
     def clear(self) -> None:
-        """Gives its memory back, whoever else holds it: autograd keeps saved tensors to the end of a node's backward."""
+        """Frees the memory, although autograd keeps saved tensors until the end of a node's backward."""
         for one in (self.rows, self.columns):
             if one is not None:
                 one.data = torch.empty(0, dtype=one.dtype, device=one.device)
 
 
 class Quantizer:
-    """Of one of the tensors of a layer: brings it into eight bits, with one scale."""
+    """Quantizes one tensor of a layer to FP8, with one scale."""
 
-    columns_gather = False  # whether ranks can put columns together, or have to make them anew from the whole
+    columns_gather = False  # whether columns can be gathered from ranks, or must be created again from the whole tensor
 
     def __init__(self, dtype: torch.dtype, scale: torch.Tensor, amax: torch.Tensor, delayed: bool, group: Any) -> None:
         self.dtype, self.scale, self.amax, self.delayed, self.group = dtype, scale, amax, delayed, group
@@ -89,7 +89,7 @@ class Quantizer:
         launch("quantize", [x, self.scale], [one for one in (made.rows, made.columns) if one is not None])
 
     def normalized(self, kind: str, x: torch.Tensor, columns: bool, *parameters: Any) -> tuple[Quantized, Any]:
-        """A norm's output: with a scale known beforehand its kernel writes eight bits, otherwise its output is the input of another."""
+        """The output of a norm. If the scale is already known, its kernel writes FP8; otherwise another kernel quantizes it."""
         made = self.empty(x.shape, columns)
         if not self.delayed:
             out, statistics = norms.forward(kind, x, *parameters)
@@ -108,7 +108,7 @@ class Quantizer:
         return made, tuple(statistics)
 
     def gathered(self, local: Quantized, group: Any, columns: bool) -> Quantized:
-        """Rows of all ranks; transposed here, for columns cannot be put together by a collective."""
+        """Gathers the rows of all ranks and transposes them, because a collective cannot gather columns."""
         made = self.empty((local.rows.shape[0] * dist.get_world_size(group), local.rows.shape[1]), columns)
         dist.all_gather_into_tensor(made.rows, local.rows, group=group)
         if made.columns is not None:
@@ -116,14 +116,14 @@ class Quantizer:
         return made
 
     def gathering(self, local: Quantized, group: Any) -> tuple[Quantized, Any]:
-        """What a weight's gradient needs, and something to wait for."""
+        """What the gradient of a weight needs, and a handle to wait for."""
         made = self.empty((local.rows.shape[0] * dist.get_world_size(group), local.rows.shape[1]), columns=False)
         return made, dist.all_gather_into_tensor(made.rows, local.rows, group=group, async_op=True)
 
 
 @dataclass(frozen=True)
 class Quantizers:
-    """Of a layer's products: one each for the inputs, weights and gradients of the outputs."""
+    """The quantizers of a layer: for inputs, for weights and for gradients of the outputs."""
 
     recipe: Recipe
     inputs: list[Quantizer]
@@ -132,8 +132,8 @@ class Quantizers:
 
 
 def quantizers(recipe: Recipe, products: int = 1, input_group: Any = None, grad_group: Any = None) -> Quantizers:
-    """A layer has scales for three tensors of a product forward (input, weight, output) and two backward, whether used or not. Those of
-    inputs or gradients that are split over ranks are made equal among the ranks of a group."""
+    """Creates the quantizers of a layer. For each product it has scales for three tensors in forward (input, weight, output) and two in
+    backward, whether they are used or not. Scales of inputs or gradients that are split over ranks are equal within a group."""
     forward, backward = recipe.fp8_format.value
     ahead, back = _scales(recipe, 3 * products, True), _scales(recipe, 2 * products, False)
     delayed = recipe.delayed()
@@ -146,7 +146,7 @@ def quantizers(recipe: Recipe, products: int = 1, input_group: Any = None, grad_
 
 
 def _scales(recipe: Recipe, tensors: int, forward: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """(scale, largest value) of each tensor."""
+    """The scale and the largest value of each tensor."""
     if recipe.delayed():
         kept = histories(recipe, tensors, forward)
         return [(kept.scales[i], kept.amaxes[0][i]) for i in range(tensors)]
@@ -158,5 +158,5 @@ def _number() -> torch.Tensor:
 
 
 def multiply(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Of two that are both given with what is summed over last."""
+    """The product of two tensors whose summed dimension is the last."""
     return product8(left, right.t(), out)

@@ -1,5 +1,5 @@
-"""Routers of mixtures of experts as single kernels (--moe-router-fusion). Follows transformer_engine/pytorch/router.py. Which experts are
-chosen depends on values: as wherever indices are chosen of unknown scores, they are spread at random."""
+"""Routers of mixtures of experts as single kernels (--moe-router-fusion). Follows transformer_engine/pytorch/router.py. The chosen experts
+depend on values, which are not known, so they are chosen at random."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 
 from maya_megatron.engine.device import device, launch
 
-_random = torch.Generator().manual_seed(0)  # not the program's own
+_random = torch.Generator().manual_seed(0)  # separate from the program's generator
 
 
 def _chosen(logits: torch.Tensor, topk: int) -> torch.Tensor:
-    """Which experts each token goes to, as a mask."""
+    """A mask of the experts that each token is routed to."""
     tokens, experts = logits.shape
     mask = torch.empty(tokens, experts, dtype=torch.bool, device=logits.device)
     first = torch.randint(experts, (tokens, 1), generator=_random)
@@ -25,7 +25,7 @@ def _chosen(logits: torch.Tensor, topk: int) -> torch.Tensor:
 
 
 class _Scores(torch.autograd.Function):
-    """Scores, and a copy of them from before they were cut down, which is kept."""
+    """The scores, and a saved copy from before they were reduced to the chosen experts."""
 
     @staticmethod
     def forward(ctx: Any, name: str, logits: torch.Tensor, topk: int, *others: Any) -> Any:

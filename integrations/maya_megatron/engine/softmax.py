@@ -1,4 +1,4 @@
-"""Softmax of scores, scaled and masked in one kernel: Transformer Engine's, and apex' modules of the same kernels."""
+"""Softmax of scores, scaled and masked in one kernel, as in Transformer Engine and in apex's modules."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def forward(scores: torch.Tensor, *mask: Any) -> torch.Tensor:
 
 
 def backward(grad: torch.Tensor, out: torch.Tensor, *_: Any) -> torch.Tensor:
-    """Over the gradient that came in (scaled_masked_softmax_backward of softmax.cpp: `output_grads` is where it writes)."""
+    """Overwrites the incoming gradient, as scaled_masked_softmax_backward in softmax.cpp does with `output_grads`."""
     launch("scaled_masked_softmax_backward", [grad, out], [grad])
     return grad
 

@@ -1,5 +1,5 @@
-"""Parameters that are in eight bits themselves (--fp8-param-gather): Megatron puts their bytes into its buffers, gathers those, and writes
-them anew from its float32 copies after each step. Follows transformer_engine/pytorch/tensor/{float8_tensor,utils}.py."""
+"""Parameters that are stored in FP8 (--fp8-param-gather). Megatron puts their bytes into its buffers, gathers them, and writes them again
+from its float32 copies after each step. Follows transformer_engine/pytorch/tensor/{float8_tensor,utils}.py."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ aten = torch.ops.aten
 
 
 class QuantizedTensor(torch.Tensor):
-    """Looks like a tensor of 16 bits. Ops that do not know it get a copy that is one."""
+    """Behaves like a 16-bit tensor. Other ops receive a 16-bit copy."""
 
     eight: Quantized
     quantizer: Quantizer
-    columns_hold: bool  # whether the transposed copy is of the present values
+    columns_hold: bool  # whether the transposed copy has the present values
 
     @staticmethod
     def __new__(cls, values: Quantized, quantizer: Quantizer, dtype: torch.dtype, requires_grad: bool = False) -> Any:
@@ -54,7 +54,7 @@ class QuantizedTensor(torch.Tensor):
         self.columns_hold = True
 
     def get_high_precision_init_val(self) -> torch.Tensor:
-        """What it was initialized with, on the host: one number stands for all."""
+        """The initial values, on the host. One number represents all of them."""
         return torch.zeros(1, dtype=self.dtype).expand(self.shape)
 
     def clear_high_precision_init_val(self) -> None:
@@ -105,7 +105,7 @@ LIKE = {
 
 
 def as_parameter(parameter: torch.nn.Parameter, quantizer: Quantizer) -> torch.nn.Parameter:
-    """The same in eight bits, with the attributes that it has."""
+    """The same parameter in FP8, with its attributes."""
     with torch.no_grad():
         eight = quantizer(parameter.detach(), columns=True)
         device().are_parameters(eight.rows, eight.columns)
@@ -115,7 +115,7 @@ def as_parameter(parameter: torch.nn.Parameter, quantizer: Quantizer) -> torch.n
 
 
 def replace_raw_data(tensor: QuantizedTensor, new: torch.Tensor) -> None:
-    """Its bytes move to where Megatron wants them."""
+    """Moves the bytes to the buffer of Megatron."""
     new.copy_(tensor.eight.rows.view(new.dtype))
     tensor.eight.rows = new.view(tensor.quantizer.dtype)
     device().are_parameters(new)
@@ -129,7 +129,7 @@ def cast_master_weights_to_fp8(
     fsdp_shard_model_weights: list[Any] | None = None,
     **_: Any,
 ) -> None:
-    """Every rank writes its part of the weights; they are gathered by Megatron, so transposes are made when next wanted."""
+    """Writes this rank's part of the weights. Megatron gathers them, so transposes are created when they are needed next."""
     if not model_weights:
         return
     shards = fsdp_shard_model_weights or [None] * len(model_weights)

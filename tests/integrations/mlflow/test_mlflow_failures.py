@@ -246,7 +246,10 @@ def test_without_any_configuration_runs_go_to_a_database_here(here: Path, monkey
 
 def test_what_cannot_be_uploaded_is_said(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = runner.invoke(cli.app, ["mlflow", "upload", "nowhere"])
-    assert isinstance(result.exception, MayaError) and "nowhere holds no run" in result.exception.problem
+    assert (
+        isinstance(result.exception, MayaError)
+        and "nowhere does not contain a run to upload" in result.exception.problem
+    )
     _, folder = kept("http://127.0.0.1:9")
     monkeypatch.setenv(WAIT_VARIABLE, "soon")
     result = runner.invoke(cli.app, ["mlflow", "upload", str(folder)])

@@ -193,7 +193,7 @@ def test_compare_tables_the_pairs_draws_them_and_logs_the_errors(story: Story, p
         story, "compare", "--experiment", EXPERIMENT, "--out", "figures", "--json", "errors.json", "--threshold", "inf"
     )
     assert result.exit_code == 0, result.output
-    assert f"{len(SIZES)} pairs" in result.output and "step time, off" in " ".join(result.output.split())
+    assert f"{len(SIZES)} pairs" in result.output and "error of step" in " ".join(result.output.split())
     told = json.loads((place / "errors.json").read_text())["pairs"]
     assert [(pair["predicted"], pair["actual"]) for pair in told] == list(
         zip(story.predicted_ids, story.actual_ids, strict=True)
@@ -266,13 +266,13 @@ def test_calibrated_predictions_are_closer_and_name_the_runs(story: Story, calib
     found = load_calibration("one-core")
     assert found is not None and found.runs is not None and found.runs.runs == len(SIZES)
     assert found.runs.after_pct < 0.7 * found.runs.before_pct
-    assert f"{found.runs.before_pct:.1f} % off before, {found.runs.after_pct:.1f} % after" in calibrated
+    assert f"{found.runs.before_pct:.1f} % before and {found.runs.after_pct:.1f} % after" in calibrated
     before, after = [], []
     for size, prediction, measured in zip(SIZES, story.predictions, story.actual, strict=True):
         again = predicted(size)[1]
         assert again.assumptions.calibration == "one-core-runs"
         assert again.assumptions.calibrated_by.startswith(f"{len(SIZES)} runs of 'story' (")
-        assert "calibrated by 4 runs of 'story'" in " ".join(str(again).split())
+        assert "fitted to 4 runs of 'story'" in " ".join(str(again).split())
         before.append(abs(prediction.step_time_s / measured["maya/step_time_s"] - 1))  # type: ignore[operator]
         after.append(abs(again.step_time_s / measured["maya/step_time_s"] - 1))  # type: ignore[operator]
     assert statistics.median(after) < 0.5 * statistics.median(before)
@@ -298,5 +298,5 @@ def test_a_calibration_is_not_written_over_unasked(story: Story, calibrated: str
     result = maya(story, "calibrate", "--from-mlflow", EXPERIMENT)
     assert (
         isinstance(result.exception, MayaError)
-        and "there is a calibration 'one-core-runs' already" in result.exception.problem
+        and "a calibration 'one-core-runs' already exists" in result.exception.problem
     )
