@@ -149,5 +149,5 @@ def test_running_out_and_going_on_is_a_fit_with_a_word_of_warning() -> None:
                 batch //= 2
     assert batch == 32
     assert job.prediction.memory.ranks[0].fits
-    assert any("ran out 1 time" in caveat for caveat in job.prediction.caveats)
+    assert any("ran out of memory 1 time" in caveat for caveat in job.prediction.caveats)
     assert any("released its cache" in caveat for caveat in job.prediction.caveats)

@@ -58,8 +58,8 @@ def test_what_cannot_be_told_is_refused_with_the_command_that_tells() -> None:
 
 
 def test_a_program_that_looks_at_its_gpu_is_named() -> None:
-    assert any("asks which GPU it runs on" in caveat for caveat in on("megatron_tp_pp", "a100", "h100"))
-    assert not any("asks which GPU" in caveat for caveat in on("resnet_float32", "a100", "h100"))
+    assert any("queries which GPU it runs on" in caveat for caveat in on("megatron_tp_pp", "a100", "h100"))
+    assert not any("queries which GPU" in caveat for caveat in on("resnet_float32", "a100", "h100"))
 
 
 LIVE = """
@@ -113,5 +113,5 @@ def test_live_runs_agree_too(tmp_path: Path) -> None:
 
 def test_attention_that_leaves_another_layout_is_told(tmp_path: Path) -> None:
     job = read_job(live(tmp_path, "v100", "copied"))
-    [told] = [caveat for caveat in what_if(job, gpu="a100").caveats if "another layout" in caveat]
+    [told] = [caveat for caveat in what_if(job, gpu="a100").caveats if "different memory layout" in caveat]
     assert told.startswith("On a100, 2 attention calls per step return a different memory layout")
