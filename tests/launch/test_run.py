@@ -180,7 +180,7 @@ for step in range(3):
         optimizer.step()
 """
     done = maya("run", "--steps", "1", "--", "python", script(tmp_path, text), cwd=tmp_path)
-    assert "1 step, stopped" in done.stdout
+    assert "1 step, then stopped as requested" in done.stdout
     assert "step 0, optimizer 1" in done.stdout and "step 1, optimizer 0" not in done.stdout
 
 
