@@ -26,7 +26,7 @@ def test_one_job_in_four_ways(tmp_path: Path) -> None:
     assert torchrun["throughput"]["tokens_per_step"] == 48 * 64
     assert torchrun["throughput"]["steps_per_epoch"] == 4096 // 48
     assert "maya: one process sees 8 GPUs: emulating 8 ranks of DistributedDataParallel" in bare["output"]
-    assert "and not as nn.DataParallel" not in torchrun["output"]
+    assert "instead of nn.DataParallel" not in torchrun["output"]
     for line in ("evaluation is skipped", "checkpoints are not written"):
         assert torchrun["output"].count(f"maya: under emulation {line}") == 1
     assert "it/s" not in torchrun["output"]
