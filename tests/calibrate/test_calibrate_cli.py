@@ -89,7 +89,7 @@ def test_several_are_listed_shown_and_removed(trace: Path) -> None:
     _make_older("first")
     assert "These older calibrations are not used any more: first" in maya("kineto", trace, "--name", "second")
     listed = maya("list")
-    assert listed.index("second") < listed.index("first") < listed.index("no, a newer one")
+    assert listed.index("second") < listed.index("first") < listed.index("no, a newer one exists")
     assert "NVIDIA H100 80GB HBM3" in maya("show", "first")
     assert json.loads(CliRunner().invoke(app, ["calibrate", "show", "first", "--json"]).output)["gpu"] == "h100"
     maya("remove", "first")

@@ -390,7 +390,7 @@ def test_checkpoints_are_not_written(alone, tmp_path: Path, capfd: pytest.Captur
 def test_what_was_not_written_cannot_be_read(tmp_path: Path) -> None:
     with maya_core.emulate("h100"):
         torch.save(torch.nn.Linear(4, 4).cuda().state_dict(), tmp_path / "best.pt")
-        with pytest.raises(maya_core.MayaError, match="is not there, because weights are not written"):
+        with pytest.raises(maya_core.MayaError, match="does not exist, because weights are not written"):
             torch.load(tmp_path / "best.pt")
     torch.save(torch.ones(2), tmp_path / "best.pt")
     assert torch.load(tmp_path / "best.pt").tolist() == [1, 1]

@@ -57,5 +57,5 @@ dist.all_reduce(torch.ones(dist.get_rank() + 1, device="cuda"))
 """
     done = maya(tmp_path, text)
     assert done.returncode == 3
-    assert "fork_server.py" not in done.stdout and "fork_server.py" not in done.stderr
+    assert "forked.py" not in done.stdout and "forked.py" not in done.stderr
     assert "train.py:5" in done.stdout + done.stderr

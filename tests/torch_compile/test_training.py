@@ -85,7 +85,7 @@ def test_generated_kernels_are_recorded_and_priced(tmp_path: Path) -> None:
     assert prediction.compiled.triton_kernels_per_step == 11  # three forward, eight backward
     assert prediction.compiled.graphs == 1
     assert not prediction.compiled.graph_breaks and not prediction.compiled.recompiles
-    assert "Compiled: 1 graph" in str(prediction)
+    assert "torch.compile: 1 graph" in str(prediction)
     assert prediction.step_time_s is not None and eager_prediction.step_time_s is not None
     assert prediction.step_time_s < eager_prediction.step_time_s
     assert eager_prediction.compiled is None
