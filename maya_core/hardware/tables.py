@@ -39,7 +39,7 @@ def gpu_table(width: int) -> Table:
     )
     for heading in numbers:
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("$ a GPU-hour" if wide else "$/GPU-hour", no_wrap=True)
+    table.add_column("$ per GPU-hour" if wide else "$/GPU-hour", no_wrap=True)
     if width >= WIDEST:
         table.add_column("also called", style="dim")
     for gpu in catalog().gpus.values():
@@ -84,7 +84,7 @@ def node_table(width: int, gpu: str | None = None) -> Table:
         texts = [f"{price.usd_per_hour:.2f}" + (f" {price.provider} {price.date}" if wide else "") for price in prices]
         table.add_row(_name(node), *row, "\n".join(texts))
     table.caption = _caption(
-        "NVSwitch/72: the NVLink domain goes beyond the node. NVLS: switches reduce. `maya gpus --networks` has the networks."
+        "NVSwitch/72: the NVLink domain is larger than the node. NVLS: the switches reduce. `maya gpus --networks` lists the networks."
     )
     return table
 
@@ -130,7 +130,7 @@ def gpu_page(gpu: Gpu, width: int) -> Group:
     if any(node.gpu == gpu.name for node in catalog().nodes.values()):
         parts += [Text("\nNodes", style="bold"), node_table(width, gpu.name)]
     if quotes := gpu_hour_quotes(gpu):
-        parts += [Text("\nPrices, $ a GPU-hour", style="bold"), _price_table(quotes)]
+        parts += [Text("\nPrices, $ per GPU-hour", style="bold"), _price_table(quotes)]
     used = [source for ids in gpu.sources.values() for source in ids] + [quote.price.source for quote in quotes]
     sources = Table.grid(padding=(0, 2))
     for name in dict.fromkeys(filter(None, used)):
@@ -164,7 +164,7 @@ def _facts(gpu: Gpu) -> list[tuple[str, str, str]]:
         (
             "limits",
             "limits",
-            f"{gpu.max_threads_per_sm} threads an SM, {size(gpu.shared_memory_per_block_bytes)} shared memory a block",
+            f"{gpu.max_threads_per_sm} threads per SM, {size(gpu.shared_memory_per_block_bytes)} shared memory per block",
         ),
         ("power", "power", f"{gpu.tdp_w:g} W{limit}"),
         ("links", "links", f"{nvlink}; {pcie}"),

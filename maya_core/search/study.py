@@ -136,7 +136,8 @@ class Trial:
 
     @property
     def how(self) -> str:
-        return SKIPPED if self.outcome.why.startswith(SKIPPED) else self.outcome.how
+        # Earlier versions stored "left out".
+        return SKIPPED if self.outcome.why.startswith((SKIPPED, "left out")) else self.outcome.how
 
 
 @dataclass
