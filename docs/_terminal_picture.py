@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
+from rich.text import Text
 from selenium import webdriver
 
 from maya_core.report.prediction_file import read_prediction
@@ -26,8 +27,6 @@ def main(source: str, target: str) -> None:
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
     console.print(render(read_prediction(Path(source))))
     lines = console.export_text(styles=True, clear=True).splitlines()[:LINES]
-    from rich.text import Text
-
     shown = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
     shown.print(Text.from_ansi("\n".join(lines)))
     page = shown.export_html(theme=MONOKAI, inline_styles=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 from maya_core import pipeline
 from maya_core.errors import MayaError
+from maya_core.hardware.catalog import hardware_file_in_use
 from maya_core.report.prediction import Prediction
 from maya_core.request import ClusterOptions, PredictionOptions, Request, unknown_option
 from maya_core.session.block import EmulatedBlock, emulate
@@ -31,14 +32,17 @@ def predict(job: JobTrace | str | Path, **options: Any) -> Prediction:
     """Predicts a recorded job on the cluster that it was recorded for. `job` may be the --out folder of a `maya run`; the options are those
     of `maya report`: tokens_per_step, network, price_per_gpu_hour, attention, host, profile and so on."""
     request = _request(options, REPORT)
-    return pipeline.predict(_job(job), request)
+    with hardware_file_in_use(request.hardware):
+        return pipeline.predict(_job(job), request)
 
 
 def what_if(job: JobTrace | str | Path, **options: Any) -> Prediction:
     """Predicts a recorded job on other hardware, without running it again. The options are those of `maya what-if`: gpu, node, nodes,
     gpus_per_node, network, price_per_gpu_hour and those of `predict`."""
-    request, recorded = _request(options, WHAT_IF), _job(job)
-    return pipeline.predict(recorded, request, pipeline.other_cluster(recorded, request))
+    request = _request(options, WHAT_IF)
+    with hardware_file_in_use(request.hardware):
+        recorded = _job(job)
+        return pipeline.predict(recorded, request, pipeline.other_cluster(recorded, request))
 
 
 def _request(options: dict[str, Any], known: frozenset[str]) -> Request:

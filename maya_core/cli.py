@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
@@ -57,7 +58,6 @@ def run(
     request: Request,
 ) -> None:
     """Runs a training command on emulated GPUs and predicts what it does to real ones: time, memory, cost."""
-    use_hardware_file(request.hardware)
     request.check()
     outputs = Outputs.of(request)
     load_calibration(request.gpu_name, request.profile)  # whether it exists and can be read, before anything runs
@@ -125,7 +125,6 @@ def report(
     ] = None,
 ) -> None:
     """Predicts from a recorded run again, and draws it: page, timeline, memory snapshot."""
-    use_hardware_file(request.hardware)
     outputs = Outputs.of(request, timeline, snapshot, rank)
     pipeline.report(read_job(folder), request, outputs)
 
@@ -147,7 +146,6 @@ def what_if(
     """Predicts what a recorded run would do on other GPUs, nodes or networks, without running it again."""
     from maya_core.report.comparison import comparison, notes
 
-    use_hardware_file(request.hardware)
     outputs = Outputs.of(request)
     if not gpu and not request.model_fields_set & CHANGES:
         raise MayaError(
@@ -241,12 +239,13 @@ def kernels(
     """Lists what takes the GPU's time in a recorded step, how long each op takes, and how well that is known."""
     from maya_core.report.kernel_table import entries, render
 
-    use_hardware_file(request.hardware)
     job = read_job(folder)
     if rank is not None and rank not in job.ranks:
         raise MayaError(f"rank {rank} was not emulated.", f"The emulated ranks are {', '.join(map(str, job.ranks))}.")
+    if rank is not None:
+        job = replace(job, ranks={rank: job.ranks[rank]})
     machine = pipeline.other_cluster(job, request)
-    for number, priced in pipeline.durations(job, request, machine, None if rank is None else [rank]).items():
+    for number, priced in pipeline.durations(job, request, machine).items():
         Console().print(render(number, machine.gpu.name, entries(job.ranks[number], priced), top))
 
 

@@ -20,8 +20,8 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 import typer
 from pydantic.fields import FieldInfo
 
-from maya_core.errors import MayaError
-from maya_core.request import Option, Options, Request, limits_of, options_of, tracker_options_shown
+from maya_core.hardware.catalog import use_hardware_file
+from maya_core.request import Option, Options, Request, from_options, limits_of, options_of, tracker_options_shown
 
 Command = Callable[..., None]
 
@@ -34,7 +34,7 @@ def takes(
     tracked: bool = False,
 ) -> Callable[[Command], Command]:
     """Gives a command the options of these groups, or only some of them. `help` replaces texts that mean something else for this command;
-    `tracked` adds the options of installed trackers."""
+    `tracked` adds the options of installed trackers. The user's hardware file, if it is among them, is in use when the command runs."""
 
     def wrap(command: Command) -> Command:
         hints = get_type_hints(command, include_extras=True)
@@ -59,10 +59,11 @@ def takes(
 
         @functools.wraps(command)
         def run(**given: Any) -> None:
-            options = {name: given.pop(name) for name in names}
-            command(
-                **given, request=_request({name: value for name, value in options.items() if value != defaults[name]})
-            )
+            options = {name: value for name in names if (value := given.pop(name)) != defaults[name]}
+            request = from_options(options, lambda name, value: f"{flag(name)} {value}")
+            if "hardware" in names:
+                use_hardware_file(request.hardware)
+            command(**given, request=request)
 
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -73,23 +74,11 @@ def takes(
 
 
 def option(name: str, help: str | None = None) -> Any:
-    """One option of the request as a parameter's annotation, for commands that need it outside of a request."""
+    """How one option of the request is declared, for commands that need it outside of a request: `Annotated[str | None, option("network")]`."""
     for each, field, shown in options_of(Request):
         if each == name:
-            return _parameter(name, field, replace(shown, help=help) if help else shown).annotation
+            return _declared(name, field, replace(shown, help=help, default=None) if help else shown)
     raise LookupError(name)
-
-
-def _request(options: dict[str, Any]) -> Request:
-    """From what was typed; a mistake is reported as it was typed, with the option's dashes."""
-    try:
-        return Request.of(**options)
-    except MayaError as error:
-        for name, value in options.items():
-            if error.problem.startswith(f"{name}={value!r}"):
-                problem = error.problem.removeprefix(f"{name}={value!r}")
-                raise MayaError(f"{flag(name)} {value}{problem}", error.advice) from None
-        raise
 
 
 def flag(name: str) -> str:
@@ -97,23 +86,35 @@ def flag(name: str) -> str:
 
 
 def _parameter(name: str, field: FieldInfo, shown: Option) -> inspect.Parameter:
-    kind = str if shown.text is not None else _typed(field.annotation)
-    help = f"{shown.help} Default: {shown.default}." if shown.default else shown.help
-    numeric = kind in (int, float)
-    least, most = limits_of(field) if numeric else (None, None)
-    default = shown.text if shown.text is not None else field.default
-    declared = typer.Option(
+    kind, default = _kind(field, shown), _default(field, shown)
+    optional: Any = kind if default is not None else kind | None
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[optional, _declared(name, field, shown)],
+    )
+
+
+def _declared(name: str, field: FieldInfo, shown: Option) -> Any:
+    default = _default(field, shown)
+    least, most = limits_of(field) if _kind(field, shown) in (int, float) else (None, None)
+    return typer.Option(
         flag(name),
-        help=help,
+        help=f"{shown.help} Default: {shown.default}." if shown.default else shown.help,
         metavar=shown.metavar,
         min=least,
         max=most,
         show_default=default is not None and default is not False and shown.default is None,
     )
-    optional = kind if default is not None else kind | None
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[optional, declared]
-    )
+
+
+def _kind(field: FieldInfo, shown: Option) -> Any:
+    return str if shown.text is not None else _typed(field.annotation)
+
+
+def _default(field: FieldInfo, shown: Option) -> Any:
+    return shown.text if shown.text is not None else field.default
 
 
 def _typed(annotation: Any) -> Any:
@@ -121,12 +122,8 @@ def _typed(annotation: Any) -> Any:
     if get_origin(annotation) in (Union, types.UnionType):
         kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
         return bool if bool in kinds else kinds[0]
-    if get_origin(annotation) is Annotated:
-        return _typed(get_args(annotation)[0])
     return annotation
 
 
-HardwareOption = option("hardware")
-ProfileOption = option("profile")
-NetworkOption = option("network")
+HardwareOption = Annotated[Path | None, option("hardware")]
 FolderArgument = Annotated[Path, typer.Argument(help="The --out folder of a `maya run`.", metavar="DIR")]

@@ -21,7 +21,6 @@ from importlib.metadata import entry_points
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 
 from maya_core.collectives.exchange import Exchange, Peers
 from maya_core.device.emulated import EmulatedDevice
@@ -30,13 +29,13 @@ from maya_core.launch.link import Link
 from maya_core.launch.ranks import RankLauncher, RankProcess, RankSetting
 from maya_core.launch.settings import ProcessSettings
 from maya_core.launch.world import World
-from maya_core.messages import say
 from maya_core.ops.rules import Rules
 from maya_core.patches import Patches
 from maya_core.recording.batches import BatchRecord, batch_size, length_of
 from maya_core.recording.checkpoints import Checkpoints
 from maya_core.recording.model_state import ModelState
 from maya_core.recording.module_paths import on_device
+from maya_core.recording.skipped import Skipped
 from maya_core.recording.steps import StepCounter, StopProgram
 from maya_core.request import Request
 from maya_core.trace.schema import Category
@@ -70,6 +69,7 @@ class Emulated(Protocol):
     steps: StepCounter
     batches: BatchRecord
     checkpoints: Checkpoints
+    skipped: Skipped
     exchange: Exchange
     log: dict[str, dict[str, Any]]
     link: Link | None
@@ -86,7 +86,6 @@ class Integration:
 
     def __init__(self, emulation: Emulated) -> None:
         self._emulation = emulation
-        self._skipped: set[str] = set()
         self.patches: Patches = emulation.device.patches  # changes to other projects, undone when the emulation ends
         self.steps: StepCounter = emulation.steps  # what counts as a training step, and when the program stops
         self.batches: BatchRecord = emulation.batches  # samples and tokens that the program trains on
@@ -185,10 +184,7 @@ class Integration:
     # ---- messages ----
     def skip(self, what: str) -> None:
         """Tells the user once, from rank 0, that something is not done under emulation."""
-        silent = dist.is_initialized() and dist.get_rank() != 0
-        if what not in self._skipped and not silent:
-            say(f"under emulation {what}")
-        self._skipped.add(what)
+        self._emulation.skipped.report(what)
 
 
 def emulating() -> bool:

@@ -9,7 +9,7 @@ Recording the job comes before (`launch`, `session`); pictures and tables come a
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -17,7 +17,7 @@ from rich.console import Console
 from maya_core.errors import MayaError
 from maya_core.hardware.cluster import Cluster, cluster
 from maya_core.predictor.calibration import load_calibration
-from maya_core.predictor.pricing import Predictor, TraceDurations, durations_of
+from maya_core.predictor.pricing import TraceDurations
 from maya_core.report import analysis
 from maya_core.report.analysis import Analysis
 from maya_core.report.outputs import Outputs
@@ -71,14 +71,9 @@ def analyse(
     return analysis.analyse(job, machine, request, load_calibration(machine.gpu, request.profile), progress)
 
 
-def durations(
-    job: JobTrace, request: Request, machine: Cluster, ranks: Iterable[int] | None = None
-) -> dict[int, TraceDurations]:
-    """What every call of these ranks takes on that cluster, without a simulation."""
-    calibration = load_calibration(machine.gpu, request.profile)
-    predictor = Predictor(machine.gpu, burst=request.burst, attention=request.attention, calibration=calibration)
-    chosen = job.ranks if ranks is None else {rank: job.ranks[rank] for rank in ranks}
-    return {rank: durations_of(trace, machine, predictor, job.command) for rank, trace in chosen.items()}
+def durations(job: JobTrace, request: Request, machine: Cluster) -> dict[int, TraceDurations]:
+    """What every call of every rank takes on that cluster, without a simulation."""
+    return analysis.price(job, machine, request, load_calibration(machine.gpu, request.profile))
 
 
 def predict(job: JobTrace, request: Request | None = None, machine: Cluster | None = None) -> Prediction:

@@ -12,10 +12,10 @@ import difflib
 import inspect
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self, get_args
+from typing import Annotated, Any, get_args
 
 from annotated_types import Ge, Le
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -186,19 +186,9 @@ class Request(ClusterOptions, EmulationOptions, PredictionOptions, FileOptions):
     tracking: dict[str, Any] = {}  # the options of installed trackers, by name
 
     @classmethod
-    def of(cls, **options: Any) -> Self:
-        """A request from arguments as people write them. What is wrong is reported with the option's name."""
-        fields = {public_name(name, field) for name, field in cls.model_fields.items()} - {"tracking"}
-        trackers = tracker_options()
-        for name in options:
-            if name not in fields and name not in trackers:
-                raise unknown_option(name, {*fields, *trackers})
-        own = {name: value for name, value in options.items() if name in fields}
-        tracking = {name: value for name, value in options.items() if name in trackers}
-        try:
-            return cls(**own, tracking=tracking)
-        except ValidationError as error:
-            raise wrong_option(error, own) from None
+    def of(cls, **options: Any) -> Request:
+        """A request from arguments as people write them. A mistake is reported with the option's name."""
+        return from_options(options)
 
     def check(self) -> None:
         """Looks every name up, so that a mistake is reported before anything runs."""
@@ -227,14 +217,26 @@ def variables() -> dict[str, str]:
     return {name: value for name in sorted(names) if (value := os.environ.get(f"MAYA_{name.upper()}"))}
 
 
-def named_by_variable(error: MayaError) -> MayaError:
-    """A mistake in one of these variables, with the variable's name instead of the option's."""
-    for name, value in variables().items():
-        if error.problem.startswith(f"{name}={value!r}"):
-            return MayaError(
-                f"MAYA_{name.upper()}={value}" + error.problem.removeprefix(f"{name}={value!r}"), error.advice
-            )
-    return error
+def check_variables() -> None:
+    """Reports a mistake in one of these variables, with the variable's name."""
+    from_options(variables(), lambda name, value: f"MAYA_{name.upper()}={value}")
+
+
+def from_options(
+    options: Mapping[str, Any], shown: Callable[[str, Any], str] = lambda name, value: f"{name}={value!r}"
+) -> Request:
+    """A request from options by name. `shown` writes an option as the user has given it, for what is wrong with it."""
+    fields = {public_name(name, field) for name, field in Request.model_fields.items()} - {"tracking"}
+    trackers = tracker_options()
+    for name in options:
+        if name not in fields and name not in trackers:
+            raise unknown_option(name, {*fields, *trackers})
+    own = {name: value for name, value in options.items() if name in fields}
+    tracking = {name: value for name, value in options.items() if name in trackers}
+    try:
+        return Request(**own, tracking=tracking)
+    except ValidationError as error:
+        raise _wrong_option(error, own, shown) from None
 
 
 def public_name(name: str, field: FieldInfo) -> str:
@@ -264,12 +266,8 @@ def is_switch(field: FieldInfo) -> bool:
 
 def limits_of(field: FieldInfo) -> tuple[float | None, float | None]:
     """The least and the largest value of a numeric option."""
-    every = [
-        *field.metadata,
-        *(each for part in get_args(field.annotation) for each in getattr(part, "__metadata__", ())),
-    ]
-    least = next((each.ge for each in every if isinstance(each, Ge)), None)
-    most = next((each.le for each in every if isinstance(each, Le)), None)
+    least = next((each.ge for each in field.metadata if isinstance(each, Ge)), None)
+    most = next((each.le for each in field.metadata if isinstance(each, Le)), None)
     return least, most  # type: ignore[return-value]
 
 
@@ -279,17 +277,16 @@ def unknown_option(name: str, known: Collection[str]) -> MayaError:
     return MayaError(f"there is no option '{name}'.", f"{meant}The options are: {', '.join(sorted(known))}.")
 
 
-def wrong_option(error: ValidationError, given: Mapping[str, Any]) -> MayaError:
+def _wrong_option(error: ValidationError, given: Mapping[str, Any], shown: Callable[[str, Any], str]) -> MayaError:
     """The first mistake in words."""
     first = error.errors()[0]
-    name = str(first["loc"][0]) if first["loc"] else ""
+    name = str(first["loc"][0])
     problem = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    value = given.get(name)
-    shown = "" if value is None else f"={value!r}"
+    option = shown(name, given[name])
     if ". " in problem:
         problem, advice = problem.split(". ", 1)
-        return MayaError(f"{name}{shown}: {problem}.", f"{advice}.")
-    return MayaError(f"{name}{shown} is not valid.", f"It should be {problem}.")
+        return MayaError(f"{option}: {problem}.", f"{advice}.")
+    return MayaError(f"{option} is not valid.", f"It should be {problem}.")
 
 
 def plugin_signature(leading: str = "gpu") -> inspect.Signature:

@@ -10,7 +10,6 @@ from hypothesis import settings
 
 from maya_core.device.emulated import EmulatedDevice
 from maya_core.hardware.catalog import find_gpu
-from maya_core.request import Request
 from maya_core.session.timing import ProgramTiming
 
 os.environ["MAYA_WARNINGS_AS_ERRORS"] = (
@@ -32,6 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def device() -> Iterator[EmulatedDevice]:
     """One emulated H100, which is removed after the test."""
-    emulated = EmulatedDevice(find_gpu("h100"), 1, kernel_seconds=ProgramTiming(Request(gpu="h100")).kernel_seconds)
+    gpu = find_gpu("h100")
+    emulated = EmulatedDevice(gpu, 1, kernel_seconds=ProgramTiming(gpu).kernel_seconds)
     yield emulated
     emulated.remove()

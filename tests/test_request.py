@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
+import torch
 import typer
 from maya_launchers import flags
 from typer.testing import CliRunner
@@ -29,6 +31,7 @@ from maya_core.request import (
     plugin_signature,
 )
 from maya_core.search.recipe import RECIPE_OPTIONS
+from maya_core.session.plugin import PluginSession
 
 
 def command(*groups: type[Options], **options: Any) -> Any:
@@ -98,6 +101,33 @@ def test_a_recorded_job_refuses_options_that_would_do_nothing() -> None:
         maya_core.predict("maya-out", gpu="b200")
     with pytest.raises(MayaError, match="there is no option 'ranks'"):
         maya_core.what_if("maya-out", ranks="all")
+
+
+HARDWARE = """
+[gpus.mine]
+base = "h100"
+memory_bytes = "40GiB"
+"""
+
+
+def test_a_hardware_file_is_used_and_left_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process of the user's own, by every way that takes the option."""
+    monkeypatch.delenv("MAYA_HARDWARE", raising=False)
+    (tmp_path / "mine.toml").write_text(HARDWARE)
+    file = str(tmp_path / "mine.toml")
+    with maya_core.emulate("mine", hardware=file) as block:
+        torch.ones(1024, device="cuda")
+    assert block.prediction.cluster.gpu == "mine"
+    assert "MAYA_HARDWARE" not in os.environ
+    assert maya_core.predict(block.job, hardware=file).cluster.gpu == "mine"
+    session = PluginSession("MayaEmulator", gpu="mine", hardware=file)
+    for _ in range(2):  # a plugin may emulate again
+        session.begin()
+        assert session.integration is not None and session.integration.gpu.name == "mine"
+        session.drop()
+    assert "MAYA_HARDWARE" not in os.environ
+    with pytest.raises(MayaError, match="unknown GPU 'mine'"):
+        maya_core.emulate("mine")
 
 
 def test_a_request_reaches_an_emulated_process_unchanged() -> None:

@@ -10,7 +10,7 @@ from transformers import TrainerCallback
 from maya_core.errors import MayaError
 from maya_core.integration import World
 from maya_core.report.prediction import Prediction
-from maya_core.request import named_by_variable, plugin_signature, variables
+from maya_core.request import check_variables, plugin_signature, variables
 from maya_core.session.plugin import PluginSession
 from maya_huggingface import detected, emulated_train
 
@@ -53,10 +53,8 @@ class MayaCallback(TrainerCallback):
     @classmethod
     def from_environment(cls) -> MayaCallback:
         """What report_to="maya" creates. Every option has a variable: MAYA_GPU, MAYA_NODES, MAYA_GPUS_PER_NODE, MAYA_STEPS, and so on."""
-        try:
-            return cls(**variables())
-        except MayaError as error:
-            raise named_by_variable(error) from None
+        check_variables()
+        return cls(**variables())
 
 
 MayaCallback.__init__.__signature__ = plugin_signature()  # type: ignore[attr-defined]

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from maya_core.command_options import HardwareOption
 from maya_core.errors import MayaError
 from maya_mlflow import keys
 from maya_mlflow import pairs as pairing
@@ -187,7 +188,7 @@ def calibrate_runs(
         bool, typer.Option("--replace", help="With --from-mlflow: overwrite the calibration of that name.")
     ] = False,
     uri: UriOption = None,
-    hardware: Annotated[Path | None, typer.Option("--hardware", help="A TOML file with hardware of your own.")] = None,
+    hardware: HardwareOption = None,
 ) -> None:
     """Corrects predictions by your own measurements: profiler traces, nccl-tests, micro-benchmarks, actual runs in MLflow."""
     if from_mlflow is None:

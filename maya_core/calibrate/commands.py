@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from maya_core.command_options import HardwareOption, option
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import find_gpu, find_network, use_hardware_file
 from maya_core.hardware.cluster import cluster
@@ -40,10 +41,11 @@ NameOption = Annotated[str | None, typer.Option(help="The name of the calibratio
 GpuOption = Annotated[str | None, typer.Option(help="The GPU, if the measurements do not name it.")]
 ReplaceOption = Annotated[bool, typer.Option("--replace", help="Overwrite the calibration of that name.")]
 AddOption = Annotated[bool, typer.Option("--add", help="Add to the calibration of that name.")]
-HardwareOption = Annotated[Path | None, typer.Option("--hardware", help="A TOML file with hardware of your own.")]
 NetworkOption = Annotated[
     str | None,
-    typer.Option(help="The network between nodes; `maya gpus --networks` lists them. Default: the usual one."),
+    option(
+        "network", "The network between nodes. `maya gpus --networks` lists them. Default: the one of the usual node."
+    ),
 ]
 
 

@@ -9,6 +9,8 @@ import difflib
 import functools
 import os
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +21,7 @@ from maya_core.hardware.models import CatalogEntry, Gpu, Network, NodeType, Pric
 from maya_core.hardware.own_file import key
 
 __all__ = ["DEFAULT_GPU", "Catalog", "Gpu", "Network", "NodeType", "Price", "Source", "catalog", "default_node", "find_gpu",
-           "find_network", "find_node", "gpus", "hardware_file", "use_hardware_file"]  # fmt: skip
+           "find_network", "find_node", "gpus", "hardware_file", "hardware_file_in_use", "use_hardware_file"]  # fmt: skip
 
 DEFAULT_GPU = "h100"
 VARIABLE = "MAYA_HARDWARE"
@@ -53,6 +55,20 @@ def use_hardware_file(path: Path | None) -> None:
         os.environ[VARIABLE] = str(path.expanduser().resolve())
     elif (usual := hardware_file()) is not None:
         os.environ[VARIABLE] = str(usual)
+
+
+@contextmanager
+def hardware_file_in_use(path: Path | None) -> Iterator[None]:
+    """Makes this process and its children read this file for a while; None changes nothing."""
+    before = os.environ.get(VARIABLE)
+    if path is not None:
+        use_hardware_file(path)
+    try:
+        yield
+    finally:
+        if path is not None:
+            os.environ.pop(VARIABLE, None)
+            os.environ.update({} if before is None else {VARIABLE: before})
 
 
 def catalog() -> Catalog:

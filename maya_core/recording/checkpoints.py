@@ -12,22 +12,21 @@ import functools
 import io
 import os
 import pickle
-import sys
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import ModuleType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from maya_core.errors import MayaError
 from maya_core.patches import Patches
 from maya_core.recording.host_weights import is_unfilled
+from maya_core.recording.skipped import Skipped
 
 
-def install(native: ModuleType, patches: Patches) -> Checkpoints:
-    checkpoints = Checkpoints(native)
+def install(native: ModuleType, patches: Patches, skipped: Skipped) -> Checkpoints:
+    checkpoints = Checkpoints(native, skipped)
     for name in ("save", "load"):
         emulated = getattr(checkpoints, name)(getattr(torch, name))
         patches.set(torch, name, emulated)
@@ -43,18 +42,10 @@ def install(native: ModuleType, patches: Patches) -> Checkpoints:
 class Checkpoints:
     """Skips checkpoints, and remembers which ones were skipped in this process."""
 
-    def __init__(self, native: ModuleType) -> None:
+    def __init__(self, native: ModuleType, skipped: Skipped) -> None:
         self.native = native
-        self._printed: set[str] = set()
+        self.skipped = skipped
         self._unwritten: set[str] = set()  # paths
-
-    def say(self, what: str, where: object, all_ranks: bool = False) -> None:
-        """Prints one line for each kind of message. If all ranks do the same, only rank 0 prints it."""
-        silent = all_ranks and dist.is_initialized() and dist.get_rank() != 0
-        if what not in self._printed and not silent:
-            place = f": {where}" if isinstance(where, (str, os.PathLike)) else ""
-            print(f"maya: under emulation {what}{place}", file=sys.stderr, flush=True)
-        self._printed.add(what)
 
     def save(self, original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
@@ -79,7 +70,7 @@ class Checkpoints:
         return load
 
     def skip(self, what: str, where: Any, all_ranks: bool = False) -> None:
-        self.say(what, where, all_ranks)
+        self.skipped.report(what, where, all_ranks)
         if isinstance(where, (str, os.PathLike)):
             self._unwritten.add(os.path.abspath(where))
 
@@ -121,7 +112,7 @@ class _Finder(pickle.Pickler):
 
 def _no_saving(checkpoints: Checkpoints, patches: Patches, saver: ModuleType) -> None:
     def save(state_dict: Any, storage_writer: Any, *args: Any, **kwargs: Any) -> Any:
-        checkpoints.say(
+        checkpoints.skipped.report(
             "torch.distributed.checkpoint writes nothing", getattr(storage_writer, "checkpoint_id", None), True
         )
         return saver.Metadata(state_dict_metadata={})
@@ -129,7 +120,7 @@ def _no_saving(checkpoints: Checkpoints, patches: Patches, saver: ModuleType) ->
     class Executor:
         def execute_save(self, state_dict: Any, **kwargs: Any) -> Future[Any]:
             where = kwargs.get("checkpoint_id") or getattr(kwargs.get("storage_writer"), "checkpoint_id", None)
-            checkpoints.say("torch.distributed.checkpoint writes nothing", where, True)
+            checkpoints.skipped.report("torch.distributed.checkpoint writes nothing", where, True)
             return _done(saver.Metadata(state_dict_metadata={}))
 
     patches.set(saver, "_save_state_dict", save)
@@ -139,7 +130,7 @@ def _no_saving(checkpoints: Checkpoints, patches: Patches, saver: ModuleType) ->
 
 def _no_loading(checkpoints: Checkpoints, patches: Patches, loader: ModuleType) -> None:
     def load(state_dict: Any, storage_reader: Any, *args: Any, **kwargs: Any) -> None:
-        checkpoints.say(
+        checkpoints.skipped.report(
             "torch.distributed.checkpoint reads nothing, tensors stay as they are",
             getattr(storage_reader, "checkpoint_id", None),
             True,

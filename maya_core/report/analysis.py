@@ -73,6 +73,22 @@ class Analysis:
         return slice(int(ends[0]) + 1, int(ends[-1]) + 1), len(ends) - 1
 
 
+def price(
+    job: JobTrace,
+    cluster: Cluster,
+    options: PredictionOptions,
+    calibration: Calibration | None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> dict[int, TraceDurations]:
+    """What every call of every rank takes on that cluster."""
+    predictor = Predictor(cluster.gpu, burst=options.burst, attention=options.attention, calibration=calibration)
+    durations = {}
+    for number, (rank, trace) in enumerate(job.ranks.items(), 1):
+        progress(f"pricing kernels, rank {number} of {len(job.ranks)}")
+        durations[rank] = durations_of(trace, cluster, predictor, job.command)
+    return durations
+
+
 def analyse(
     job: JobTrace,
     cluster: Cluster,
@@ -84,11 +100,7 @@ def analyse(
     options = options or PredictionOptions()
     progress("looking for hangs")
     hangs = [str(hang) for hang in find_hangs(job)] or _unexplained(job)
-    predictor = Predictor(cluster.gpu, burst=options.burst, attention=options.attention, calibration=calibration)
-    durations = {}
-    for number, (rank, trace) in enumerate(job.ranks.items(), 1):
-        progress(f"pricing kernels, rank {number} of {len(job.ranks)}")
-        durations[rank] = durations_of(trace, cluster, predictor, job.command)
+    durations = price(job, cluster, options, calibration, progress)
     progress("simulating")
     host_factor = calibration.runs.host if calibration is not None and calibration.runs is not None else 1.0
     timeline = None if hangs else simulate(job, durations, cluster, host=options.host, host_factor=host_factor)

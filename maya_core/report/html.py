@@ -32,14 +32,8 @@ from maya_core.trace.call_names import abbreviated
 FOLDER = Path(__file__).with_name("page")
 SCRIPTS = ("shared.js", "timeline.js", "memory.js")
 MOST_BARS = 16  # one for each rank
-# The parts of a step, in the order they are drawn: field, name, class.
-PARTS = (
-    ("compute_s", "compute", "compute"),
-    ("exposed_communication_s", "exposed communication", "communication"),
-    ("waiting_s", "waiting for other ranks", "waiting"),
-    ("copy_s", "copies", "copy"),
-    ("host_s", "waiting for the host", "host"),
-)
+CLASSES = ("compute", "communication", "waiting", "copy", "host")  # of the parts of a step, in the order they are drawn
+PARTS = [(field, name, kind) for (field, name), kind in zip(wording.STEP_PARTS.items(), CLASSES, strict=True)]
 PROVENANCE = {
     "measured": "exactly this kernel was timed on this GPU",
     "interpolated": "between measurements of this GPU",

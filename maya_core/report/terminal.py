@@ -18,13 +18,8 @@ from maya_core.trace.call_names import ranks_in_words
 
 MOST_RANKS, MOST_ROWS, MOST_TOP, BAR = 16, 8, 6, 44
 
-PARTS = (  # the parts of a step: field, name, colour
-    ("compute_s", "compute", "green"),
-    ("exposed_communication_s", "exposed communication", "red"),
-    ("waiting_s", "waiting for other ranks", "yellow"),
-    ("copy_s", "copies", "blue"),
-    ("host_s", "waiting for the host", "magenta"),
-)
+COLOURS = ("green", "red", "yellow", "blue", "magenta")  # of the parts of a step
+PARTS = [(field, name, colour) for (field, name), colour in zip(wording.STEP_PARTS.items(), COLOURS, strict=True)]
 ENDINGS = {
     "completed": "the program ran to its end",
     "stopped": "then stopped as requested",

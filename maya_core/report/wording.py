@@ -7,6 +7,13 @@ import os
 from pathlib import Path, PurePath
 
 NOTHING = "\u2013"
+STEP_PARTS = {  # where the time of a step goes, by the prediction's field
+    "compute_s": "compute",
+    "exposed_communication_s": "exposed communication",
+    "waiting_s": "waiting for other ranks",
+    "copy_s": "copies",
+    "host_s": "waiting for the host",
+}
 
 
 def seconds(value: float | None) -> str:

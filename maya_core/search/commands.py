@@ -22,7 +22,7 @@ from maya_core import pipeline
 from maya_core.command_options import takes
 from maya_core.errors import MayaError
 from maya_core.files import FileKind, check_target, write_file
-from maya_core.hardware.catalog import DEFAULT_GPU, find_gpu, use_hardware_file
+from maya_core.hardware.catalog import DEFAULT_GPU, find_gpu
 from maya_core.hardware.units import read_count, read_duration, read_share, read_size
 from maya_core.launch.signals import ended_by_signal
 from maya_core.report.prediction import Prediction
@@ -165,7 +165,6 @@ def search(
     ray_address: RayOption = None,
 ) -> None:
     """Finds the best configuration of a recipe that fits. If it is interrupted, the same command resumes it."""
-    use_hardware_file(request.hardware)
     job = find_recipe(recipe)
     _check_choice("sampler", sampler, SAMPLERS)
     if objective is not None:
@@ -333,7 +332,6 @@ def size(
     """Finds the cheapest cluster that trains this many tokens in time, and ranks the others. The knobs of the recipe have their default values."""
     from maya_core.search import sizing
 
-    use_hardware_file(request.hardware)
     job = find_recipe(recipe)
     if tokens is None and samples is None:
         raise MayaError("the length of the training is missing.", "Give --tokens 1e12, or --samples 115M.")
@@ -443,7 +441,6 @@ def check(
     """Checks that jobs fit and keep their limits, as a gate in CI. The exit code is 1 if one does not."""
     from maya_core.search import gate
 
-    use_hardware_file(request.hardware)
     limits = _limits(max_memory, max_step_time, max_cost_per_1k_steps, max_regression)
     if (max_regression is None) != (baseline is None):
         raise MayaError("--baseline and --max-regression only work together.", "Give both, or neither.")

@@ -14,7 +14,7 @@ from typing import Any
 
 from maya_core import pipeline
 from maya_core.errors import MayaError
-from maya_core.hardware.catalog import DEFAULT_GPU, find_gpu
+from maya_core.hardware.catalog import DEFAULT_GPU, hardware_file_in_use
 from maya_core.launch.coordinator import Coordinator
 from maya_core.launch.progress import JobProgress
 from maya_core.launch.settings import ProcessSettings
@@ -49,8 +49,8 @@ class EmulatedBlock:
     """A block of code on emulated GPUs: use it in a `with` statement, and read its `prediction` afterwards."""
 
     def __init__(self, request: Request, *, rank: int = 0, rerun: bool = False) -> None:
-        find_gpu(request.gpu_name)
-        request.check()
+        with hardware_file_in_use(request.hardware):
+            request.check()
         gpus = request.gpus_per_node or 1
         world = World(request.nodes or 1, gpus if request.nodes else 1)
         if not 0 <= rank < world.size:
@@ -68,6 +68,7 @@ class EmulatedBlock:
     def __enter__(self) -> EmulatedBlock:
         settings = self._settings
         with ExitStack() as stack:
+            stack.enter_context(hardware_file_in_use(self.request.hardware))
             if self._rerun:
                 out = settings.out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="maya-")))
                 progress = stack.enter_context(JobProgress(settings.request.steps))
@@ -122,4 +123,5 @@ class EmulatedBlock:
     @cached_property
     def prediction(self) -> Prediction:
         """Step time, throughput, memory and cost."""
-        return pipeline.predict(self.job, self.request)
+        with hardware_file_in_use(self.request.hardware):
+            return pipeline.predict(self.job, self.request)

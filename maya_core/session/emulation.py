@@ -28,10 +28,11 @@ from maya_core.recording import checkpoints
 from maya_core.recording.batches import BatchRecord
 from maya_core.recording.files_read import FilesRead
 from maya_core.recording.module_paths import ModulePaths
+from maya_core.recording.skipped import Skipped
 from maya_core.recording.steps import StepCounter
 from maya_core.recording.workload import WorkloadRecord
 from maya_core.session import spawn
-from maya_core.session.timing import ProgramTiming
+from maya_core.session.timing import ProgramTiming, collective_seconds
 from maya_core.torch_compile import TorchCompile
 from maya_core.trace.communication import Site
 from maya_core.trace.job import trace_path
@@ -53,9 +54,8 @@ class Emulation:
         self.rank = settings.rank
         self.world_size = settings.world_size
         private = settings.coordinator.parent if settings.coordinator else None
-        self.timing = ProgramTiming(settings.request)
         gpu = find_gpu(settings.request.gpu_name)
-        self.device = EmulatedDevice(gpu, settings.gpus or 1, private, self.timing.kernel_seconds)
+        self.device = EmulatedDevice(gpu, settings.gpus or 1, private, ProgramTiming(gpu).kernel_seconds)
         self.modules = ModulePaths(self.device.native)
         self.link = Link(settings.coordinator, frozenset(settings.chosen)) if settings.coordinator else None
         self.steps = StepCounter(
@@ -68,6 +68,7 @@ class Emulation:
         self.exchange = Exchange(
             self.device.native, self.collectives, self.link, Buffers(self.device.gpu, self.ranks_per_node)
         )
+        self.skipped = Skipped()
         self.trace: RankTrace | None = None
         self.forked = False
         self.others: OtherRanks | None = None
@@ -89,7 +90,7 @@ class Emulation:
         self.steps.install(patches)
         self.batches.install(patches)
         collectives_shim.install(native, self.exchange, self.link or LocalKeys(), self._join_world, patches)
-        self.checkpoints = checkpoints.install(native, patches)
+        self.checkpoints = checkpoints.install(native, patches, self.skipped)
         self.compile = TorchCompile(self.device, plain_module_call, lambda: self.steps.under_way)
         if self.link is not None:
             spawn.install(self.link, lambda: self.settings, patches)
@@ -100,7 +101,8 @@ class Emulation:
         """The duration of a collective, for a program that times its GPU."""
         call = self.collectives.calls[number]
         group = self.collectives.communicators[call.communicator]
-        return self.timing.collective_seconds(call, group, self.world_size, self.ranks_per_node) * 1e9
+        machine = self.settings.request.cluster(self.ranks_per_node, -(-self.world_size // self.ranks_per_node))
+        return collective_seconds(call, group, machine) * 1e9
 
     def _keep_as_found(self) -> None:
         """Restores, at the end, what frameworks set for a job and leave behind."""

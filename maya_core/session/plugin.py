@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import atexit
-import os
 import sys
 from dataclasses import replace
 from typing import Any
 
 from maya_core import pipeline
-from maya_core.errors import MayaError
-from maya_core.hardware.catalog import VARIABLE as HARDWARE_VARIABLE
-from maya_core.hardware.catalog import use_hardware_file
+from maya_core.hardware.catalog import hardware_file_in_use
 from maya_core.integration import Integration
 from maya_core.launch.rerun import program_again
 from maya_core.launch.run import check_out, without_secrets
-from maya_core.launch.world import World
 from maya_core.messages import say
 from maya_core.report.outputs import Outputs
 from maya_core.report.prediction import Prediction
@@ -40,14 +36,8 @@ class PluginSession:
     def __init__(self, who: str, **options: Any) -> None:
         self.who = who  # the plugin, as the user knows it
         self.request = Request.of(**options)
-        self._hardware_before = os.environ.get(HARDWARE_VARIABLE)
-        if self.request.hardware is not None:
-            use_hardware_file(self.request.hardware)
-        try:
+        with hardware_file_in_use(self.request.hardware):
             self.request.check()
-        except MayaError:
-            self._restore_hardware()
-            raise
         self.outputs = Outputs.of(self.request)
         self.prediction: Prediction | None = None
         self._block: EmulatedBlock | None = None
@@ -68,10 +58,6 @@ class PluginSession:
     def _emulation(self) -> Emulation | None:
         return self._block.emulation if self._block is not None else process.emulation_here()
 
-    def world(self, gpus_per_node: int, nodes: int) -> World:
-        """The world of a program that asks for this many, unless the user has asked the plugin for another one."""
-        return World(self.request.nodes or nodes, self.request.gpus_per_node or gpus_per_node)
-
     def begin(self) -> None:
         if process.emulation_here() is not None:
             self._explain_under_run()
@@ -82,7 +68,7 @@ class PluginSession:
             PluginSession.current.drop()
         if self.request.out is not None:
             check_out(self.request.out)
-        request = self.request.model_copy(update={"nodes": None, "gpu": self.request.gpu_name})
+        request = self.request.model_copy(update={"nodes": None})
         self._block = EmulatedBlock(request, rerun=program_again() is not None).__enter__()
         PluginSession.current = self
         atexit.register(self._end_at_exit)
@@ -94,10 +80,8 @@ class PluginSession:
             return False
         self._forget()
         stopped = block.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
-        try:
+        with hardware_file_in_use(self.request.hardware):
             self.prediction = self._report(block)
-        finally:
-            self._restore_hardware()
         return stopped
 
     def drop(self) -> None:
@@ -106,17 +90,10 @@ class PluginSession:
         if block is not None:
             self._forget()
             block.__exit__(None, None, None)
-            self._restore_hardware()
 
     def _forget(self) -> None:
         PluginSession.current = None
         atexit.unregister(self._end_at_exit)
-
-    def _restore_hardware(self) -> None:
-        if self._hardware_before is None:
-            os.environ.pop(HARDWARE_VARIABLE, None)
-        else:
-            os.environ[HARDWARE_VARIABLE] = self._hardware_before
 
     def _report(self, block: EmulatedBlock) -> Prediction | None:
         out_of_memory = bool((block.trace.events["kind"] == EventKind.OUT_OF_MEMORY).any())

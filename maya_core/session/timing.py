@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from maya_core.hardware.catalog import find_gpu
+from maya_core.hardware.cluster import Cluster
+from maya_core.hardware.models import Gpu
 from maya_core.ops.kernel import Kernel
-from maya_core.request import Request
 from maya_core.trace.communication import CollectiveCall, Communicator
 
 if TYPE_CHECKING:
@@ -19,24 +19,22 @@ if TYPE_CHECKING:
 
 
 class ProgramTiming:
-    """Predicted durations on the requested GPU, without calibrations."""
+    """Predicted durations on a GPU, without calibrations."""
 
-    def __init__(self, request: Request) -> None:
-        self.request = request
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
 
     @cached_property
     def _predictor(self) -> Predictor:
         from maya_core.predictor.pricing import Predictor  # with its profiles, which most programs never need
 
-        return Predictor(find_gpu(self.request.gpu_name))
+        return Predictor(self.gpu)
 
     def kernel_seconds(self, kernels: Sequence[Kernel]) -> np.ndarray:
         return self._predictor.kernels(list(kernels)).seconds
 
-    def collective_seconds(
-        self, call: CollectiveCall, group: Communicator, world_size: int, ranks_per_node: int
-    ) -> float:
-        from maya_core.predictor.pricing import collective_durations
 
-        machine = self.request.cluster(ranks_per_node, -(-world_size // ranks_per_node))
-        return float(collective_durations(call, group, machine).seconds[0])
+def collective_seconds(call: CollectiveCall, group: Communicator, machine: Cluster) -> float:
+    from maya_core.predictor.pricing import collective_durations
+
+    return float(collective_durations(call, group, machine).seconds[0])
