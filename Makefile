@@ -28,7 +28,7 @@ test-fast: $(INSTALLED)
 # A version's CUDA build brings 4 GB of libraries. Everything else is as in constraints.txt.
 TORCH_ENV = .venv-torch/$(TORCH)
 test-torch:
-	@test -n "$(TORCH)" || { echo "make test-torch TORCH=2.15.0: the version of torch to test with (docs/torch.md)"; exit 2; }
+	@test -n "$(TORCH)" || { echo "make test-torch TORCH=2.15.0: the version of torch to test with (docs/versions.md)"; exit 2; }
 	test -x $(TORCH_ENV)/bin/python || $(PYTHON) -m venv $(TORCH_ENV)
 	$(TORCH_ENV)/bin/pip install --quiet --disable-pip-version-check torch==$(TORCH)
 	grep -vE '^(torch|triton)==' constraints.txt > $(TORCH_ENV)/constraints.txt

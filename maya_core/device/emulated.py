@@ -52,7 +52,7 @@ class EmulatedDevice:
             "minor": gpu.compute_capability[1],
             "total_bytes": gpu.memory_bytes,
             "outside_bytes": gpu.outside_bytes,
-            "blas_workspace_bytes": blas_workspace_bytes(gpu),
+            "blas_workspace_bytes": blas_workspace_bytes(self.planner.platform),
             "prefer_cudnn_attention": prefers_cudnn(gpu),
             "deprioritize_cudnn_attention": os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1",
             "allocator_conf": shim.allocator_conf(),

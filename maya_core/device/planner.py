@@ -18,6 +18,7 @@ from maya_core.ops.attention_choice import backend_of, settled
 from maya_core.ops.kernel import Kernel, to_json
 from maya_core.ops.plan import find, flops_of, kernels_of, plan
 from maya_core.ops.work import Work
+from maya_core.torch_seam.version import installed
 from maya_core.trace.call import Call, Tensor, TorchSettings, as_tensors
 from maya_core.trace.triton_kernel import NAMESPACE, TritonKernel
 
@@ -45,7 +46,7 @@ class Planner:
 
     @cached_property
     def platform(self) -> Platform:
-        return Platform(self.gpu)
+        return Platform(self.gpu, installed().version)
 
     def number_of(self, kernel: TritonKernel) -> int:
         """The number of a Triton kernel, a new one if it was not met before."""

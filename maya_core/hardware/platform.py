@@ -5,13 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from maya_core.hardware.models import Gpu
+from maya_core.torch_seam.version import COMPARED, Version
 
 
 @dataclass(frozen=True)
 class Platform:
-    """A GPU with torch 2.13, CUDA 13 and the cuDNN that torch ships with."""
+    """A GPU with the CUDA build of a version of torch, and the libraries that it ships with.
+
+    What an op launches and allocates is described for the version that was compared with CUDA op by op. What is known to differ in
+    another version asks for it: `platform.since(2, 15)`.
+    """
 
     gpu: Gpu
+    torch: Version = COMPARED
+
+    def since(self, major: int, minor: int) -> bool:
+        """Whether torch is this version or a later one."""
+        return self.torch >= (major, minor)
 
     @property
     def sms(self) -> int:

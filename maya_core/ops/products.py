@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 
 from maya_core.hardware.dtypes import dtype
-from maya_core.hardware.models import Gpu
 from maya_core.hardware.platform import Platform
 from maya_core.ops.kernel import INCLUDED, NN, NT, TN, TT, Copy, Gemm, GroupedGemm, Streaming
 from maya_core.ops.lazy_torch import torch
@@ -32,16 +31,29 @@ WITH_SUMMAND = aten(
     "addmm", "addmm_", "baddbmm", "baddbmm_", "addmv", "addmv_", "_addmm_activation", "addbmm", "addbmm_"
 )
 
+ONLY_IN_LT = aten("_addmm_activation", "_scaled_mm", "_scaled_mm_v2", "_int_mm")  # products that only cublasLt has
+LT_WORKSPACE = MIB  # of a product in cublasLt, where it does not share cuBLAS's
 
-def blas_workspace_bytes(gpu: Gpu) -> int:
-    """The size of the workspace that ATen allocates for each cuBLAS handle and stream (ATen/cuda/CUDABlas workspaces)."""
+
+def blas_workspace_bytes(platform: Platform) -> int:
+    """The size of the workspace that ATen gives cuBLAS (ATen/cuda/CublasHandlePool.cpp)."""
     if conf := os.environ.get("CUBLAS_WORKSPACE_CONFIG"):
         try:  # ":SIZE_KIB:COUNT" pairs
             numbers = [int(part) for part in conf.split(":") if part]
             return sum(size * 1024 * count for size, count in zip(numbers[::2], numbers[1::2], strict=True))
         except ValueError:
             pass  # ATen warns and uses the default
-    return 32 * MIB if gpu.compute_capability[0] >= 9 else 2 * 4096 * 1024 + 8 * 16 * 1024
+    major = platform.gpu.compute_capability[0]
+    large = major >= 9 if platform.since(2, 12) else major == 9  # Blackwell's has that of Hopper since 2.12
+    return 32 * MIB if large else 2 * 4096 * 1024 + 8 * 16 * 1024
+
+
+def _with_workspace(work: Work, platform: Platform, in_lt: bool = False) -> Work:
+    """Until torch 2.14 the first product allocates a workspace for all. Since 2.15 each product allocates its own and frees it, unless
+    TORCH_CUBLAS_WORKSPACE_CACHE asks for the former; cublasLt's is then smaller (measured with the CUDA build of 2.15)."""
+    if not platform.since(2, 15) or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1":
+        return work.blas()
+    return work.free(work.temporary(LT_WORKSPACE if in_lt else blas_workspace_bytes(platform)))
 
 
 def _blas_reads(matrix: Tensor) -> bool:
@@ -94,7 +106,9 @@ def _copied(matrix: Tensor) -> Streaming:
     return streaming("strided", [matrix], [matrix]) if matrix.is_contiguous else relaid(matrix, matrix.packed())
 
 
-def _multiply(work: Work, call: Call, first: Tensor, second: Tensor, kernel: Gemm | Streaming) -> Work:
+def _multiply(
+    work: Work, call: Call, platform: Platform, first: Tensor, second: Tensor, kernel: Gemm | Streaming
+) -> Work:
     for matrix in (first, second):
         if not _blas_reads(matrix):
             work.temporary(matrix.nbytes)
@@ -103,14 +117,15 @@ def _multiply(work: Work, call: Call, first: Tensor, second: Tensor, kernel: Gem
     if given is not None and not _blas_reads(given):  # computed in a copy, which is then copied back
         work.temporary(given.nbytes)
         copy = _copied(given)
-        return work.launch(copy, kernel, copy).blas()
-    return work.launch(kernel).blas()
+        return _with_workspace(work.launch(copy, kernel, copy), platform)
+    in_lt = call.name in ONLY_IN_LT or (call.name in WITH_SUMMAND and _bias_in_epilogue(call))
+    return _with_workspace(work.launch(kernel), platform, in_lt)
 
 
 @op(*aten("mm", "bmm", "_scaled_mm", "_scaled_mm_v2", "_int_mm"), flops=product_flops)
 def product(call: Call, platform: Platform) -> Work:
     first, second = _operands(call)
-    return _multiply(Work().out(0), call, first, second, _gemm(call, first, second, platform))
+    return _multiply(Work().out(0), call, platform, first, second, _gemm(call, first, second, platform))
 
 
 def _bias_in_epilogue(call: Call) -> bool:
@@ -141,20 +156,20 @@ def product_and_sum(call: Call, platform: Platform) -> Work:
     work = Work().out(0)
     if not _bias_in_epilogue(call) and call.get("beta", 1) != 0:
         _summand(work, call)
-    return _multiply(work, call, first, second, _gemm(call, first, second, platform))
+    return _multiply(work, call, platform, first, second, _gemm(call, first, second, platform))
 
 
 @op(*aten("addmm_", "baddbmm_", "_addmm_activation"), flops=product_flops)
 def product_added(call: Call, platform: Platform) -> Work:
     """The summand is the result itself, or a bias in the epilogue."""
     first, second = _operands(call)
-    return _multiply(Work().out(0), call, first, second, _gemm(call, first, second, platform))
+    return _multiply(Work().out(0), call, platform, first, second, _gemm(call, first, second, platform))
 
 
 @op(*aten("addbmm", "addbmm_"))
 def sum_of_products(call: Call, platform: Platform) -> Work:
     first, second = _operands(call)
-    return _multiply(Work().out(0), call, first, second, _gemm(call, first, second, platform))
+    return _multiply(Work().out(0), call, platform, first, second, _gemm(call, first, second, platform))
 
 
 @op(*aten("mv", "addmv", "addmv_"), flops=product_flops)
@@ -166,7 +181,7 @@ def matrix_vector(call: Call, platform: Platform) -> Work:
     work = Work().out(0)
     if call.name == "aten::addmv" and call.get("beta", 1) != 0:
         work.launch(streaming("strided", call.inputs[:1], call.results))
-    return _multiply(work, call, matrix, vector, kernel)
+    return _multiply(work, call, platform, matrix, vector, kernel)
 
 
 @op(*aten("dot", "vdot"))
@@ -174,7 +189,7 @@ def dot(call: Call, platform: Platform) -> Work:
     """A reduction by cuBLAS: it reads two vectors, each once."""
     first, second = call.inputs[:2]
     kernel = streaming("reduction", [first, second], call.results, row=first.numel, elements=first.numel)
-    return Work().out(0).launch(kernel).blas()
+    return _with_workspace(Work().out(0).launch(kernel), platform)
 
 
 def grouped_flops(call: Call) -> int:
@@ -210,9 +225,9 @@ def grouped(call: Call, platform: Platform) -> Work:
     work = Work().out(0)
     if platform.capability // 10 not in (9, 10) or (first.dtype, second.dtype) != ("BFloat16", "BFloat16"):
         if offsets is None:  # a batched product
-            return work.launch(Gemm(rate, groups, m / groups, n, k, layout)).blas()
+            return _with_workspace(work.launch(Gemm(rate, groups, m / groups, n, k, layout)), platform)
         each = Gemm(rate, 1, max(1, m / groups), n, k, layout)
-        return work.launch(Copy("d2h", moved(offsets)), *[each] * groups).blas()
+        return _with_workspace(work.launch(Copy("d2h", moved(offsets)), *[each] * groups), platform)
     work.temporary(60 * groups)
     work.temporary(512 * platform.sms)
     # First, a kernel writes the problem sizes, pointers and strides of each group.
@@ -224,7 +239,7 @@ def scaled_grouped(call: Call, platform: Platform) -> Work:
     first, second = call.inputs[:2]
     groups, m, n, k = _groups(call)
     kernel = GroupedGemm(dtype(first.dtype).rate, groups, m, n, k, gemm_layout(first, second))
-    return Work().out(0).launch(kernel).blas()
+    return _with_workspace(Work().out(0).launch(kernel), platform)
 
 
 values(

@@ -65,7 +65,7 @@ def replanned(trace: RankTrace, recorded: Platform, platform: Platform) -> Repla
     before = [beyond_outputs(call, plan(call, recorded)) for call in trace.calls]
     after = [beyond_outputs(call, plan(call, platform)) for call in trace.calls]
     unplaced = _place_temporaries(events, before, after)
-    _resize_workspaces(trace, events, blas_workspace_bytes(recorded.gpu), blas_workspace_bytes(platform.gpu))
+    _resize_workspaces(trace, events, blas_workspace_bytes(recorded), blas_workspace_bytes(platform))
     return Replanned(replace(trace, events=events), unplaced)
 
 

@@ -27,6 +27,7 @@ from maya_core.predictor.durations import Durations, Provenance
 from maya_core.predictor.families import FAMILIES
 from maya_core.predictor.family import Target
 from maya_core.predictor.placement import place
+from maya_core.torch_seam.version import numbers
 from maya_core.trace.call import Call
 from maya_core.trace.communication import CollectiveCall, Communicator
 from maya_core.trace.rank import RankTrace
@@ -76,8 +77,9 @@ def durations_of(
         collective_durations(call, group, cluster, predictor.calibration)
         for call, group in zip(trace.collectives, groups, strict=True)
     ]
-    calls = [attention_choice.on(call, predictor.platform) or call for call in settled_calls(trace)]
-    planned = [kernels_of(call, predictor.platform) for call in calls]
+    platform = Platform(cluster.gpu, numbers(trace.meta["torch"]))
+    calls = [attention_choice.on(call, platform) or call for call in settled_calls(trace)]
+    planned = [kernels_of(call, platform) for call in calls]
     each = predictor.kernels([kernel for kernels in planned for kernel in kernels])
     return TraceDurations(calls, planned, each, sums(planned, each), Durations.joined(found))
 

@@ -16,6 +16,7 @@ from maya_core.hardware.platform import Platform
 from maya_core.ops.replan import Replanned, replanned
 from maya_core.predictor.pricing import settled_calls
 from maya_core.report.prediction import DeviceMemory, Memory, Peak
+from maya_core.torch_seam.version import numbers
 from maya_core.trace.call_names import generic
 from maya_core.trace.job import JobTrace
 from maya_core.trace.memory_peaks import DevicePeak, device_peaks
@@ -77,7 +78,8 @@ def peaks_on(trace: RankTrace, gpu: Gpu) -> list[DevicePeak]:
 
 
 def _replanned(trace: RankTrace, recorded: Gpu, gpu: Gpu) -> Replanned:
-    return replanned(replace(trace, calls=settled_calls(trace)), Platform(recorded), Platform(gpu))
+    torch = numbers(trace.meta["torch"])
+    return replanned(replace(trace, calls=settled_calls(trace)), Platform(recorded, torch), Platform(gpu, torch))
 
 
 def unplaced_bytes(trace: RankTrace, gpu: Gpu) -> int:

@@ -43,6 +43,7 @@ from maya_core.report.prediction import (
 )
 from maya_core.report.throughput import throughput
 from maya_core.simulator.simulate import RankTimeline
+from maya_core.torch_seam.version import COMPARED, numbers, text
 from maya_core.trace.call import Call, tensors_in
 from maya_core.trace.job import JobTrace
 from maya_core.trace.memory_peaks import devices_used
@@ -366,7 +367,7 @@ def _caveats(analysis: Analysis) -> list[str]:
             found.append(
                 f"In {assumed} collective{'s' * (assumed != 1)} of host data, ranks that are not emulated were assumed to contribute the same data as the emulated rank."
             )
-        found += trace.meta.get("notes", [])
+        found += [*trace.meta.get("notes", []), *_version_caveats(trace)]
         if trace.meta["ended"] == "failed":
             continue
         survived = int(np.count_nonzero(trace.events["kind"] == EventKind.OUT_OF_MEMORY))
@@ -387,6 +388,17 @@ def _caveats(analysis: Analysis) -> list[str]:
     if analysis.steps == 1:
         found.append("Only one step was recorded, so the step time includes warm-up. Record at least three steps.")
     return list(dict.fromkeys(found))
+
+
+def _version_caveats(trace: RankTrace) -> list[str]:
+    """What is less sure with another version of torch than the compared one."""
+    version = trace.meta["torch"]
+    if numbers(version) == COMPARED:
+        return []
+    return [
+        f"This is torch {version}. What each op launches and allocates was compared op by op with CUDA PyTorch {text(COMPARED)}; with this version, "
+        "whole programs were. `maya help versions` says what is known to differ."
+    ]
 
 
 def _other_gpu_caveats(analysis: Analysis) -> list[str]:

@@ -10,7 +10,12 @@ C10D, PACKAGE, NATIVE = "torch.distributed.distributed_c10d", "torch.distributed
 
 # ---- process groups ----
 # A CPU build has no NCCL. c10d, its package and the native module each have the classes under their own name.
-PROCESS_GROUP_NCCL = tuple(Name(owner, "ProcessGroupNCCL", cuda_build=True) for owner in (C10D, PACKAGE, NATIVE))
+# Since 2.14 there are further implementations of NCCL's, one of which is the default since 2.15: they are emulated alike.
+PROCESS_GROUP_NCCL = (
+    *(Name(owner, "ProcessGroupNCCL", cuda_build=True) for owner in (C10D, PACKAGE, NATIVE)),
+    *(Name(owner, "ProcessGroupNCCL2", since=(2, 14), cuda_build=True) for owner in (C10D, PACKAGE, NATIVE)),
+    *(Name(owner, "ProcessGroupNCCLLazy", since=(2, 14), cuda_build=True) for owner in (C10D, PACKAGE, NATIVE)),
+)
 PROCESS_GROUP_GLOO = tuple(Name(owner, "ProcessGroupGloo") for owner in (C10D, PACKAGE, NATIVE))
 NCCL_AVAILABLE = Name(C10D, "_NCCL_AVAILABLE")
 GLOO_AVAILABLE = Name(C10D, "_GLOO_AVAILABLE")

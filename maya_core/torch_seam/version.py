@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 import runpy
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +32,7 @@ class Torch:
 
     @property
     def version(self) -> Version:
-        major, minor = self.text.split("+")[0].split(".")[:2]
-        return int(major), int(minor)
+        return numbers(self.text)
 
     def check(self) -> None:
         """Raises for a version that the emulated device was not written for."""
@@ -41,6 +41,12 @@ class Torch:
                 f"torch {self.text} is not supported: the emulated device needs torch {text(FIRST)} to {text(LAST)}.",
                 f"Install one of them: {INSTALL}",
             )
+
+
+def numbers(text: str) -> Version:
+    """(2, 13) of 2.13.0+cpu."""
+    major, minor = text.split("+")[0].split(".")[:2]
+    return int(major), int("".join(itertools.takewhile(str.isdigit, minor)))
 
 
 def text(version: Version) -> str:

@@ -117,7 +117,7 @@ class Rank:
             for name, value in row.items():
                 events[name][place] = value
         meta = {
-            "rank": self.rank, "world_size": self.world, "ended": "completed", "gpu": "a100", "gpus": 8, "ranks_per_node": 8, "torch": "", "python": "",
+            "rank": self.rank, "world_size": self.world, "ended": "completed", "gpu": "a100", "gpus": 8, "ranks_per_node": 8, "torch": "2.13.0", "python": "",
             "gpu_memory_bytes": 1 << 36, "alloc_retries": [0],
         }  # fmt: skip
         return RankTrace(

@@ -848,10 +848,14 @@ void bind_collectives(py::module_& m) {
       .def("__copy__", [](const NcclOptions& self) { return c10::make_intrusive<NcclOptions>(self); })
       .def("__deepcopy__",
            [](const NcclOptions& self, const py::dict&) { return c10::make_intrusive<NcclOptions>(self); });
-  nccl.def(py::init([](py::object, int rank, int size, Ptr<NcclOptions> options) {
-             return c10::make_intrusive<NcclCommunicator>(rank, size, std::move(options));
+  // Since torch 2.14 there are further classes, whose constructors are also told the device
+  // (torch_seam/distributed.py).
+  nccl.def(py::init([](py::object, int rank, int size, Ptr<NcclOptions> options, std::optional<at::Device> device) {
+             auto made = c10::make_intrusive<NcclCommunicator>(rank, size, std::move(options));
+             if (device) made->setBoundDeviceId(device);
+             return made;
            }),
-           py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"))
+           py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"), py::arg("device") = std::nullopt)
       .def(py::init([](py::object, int rank, int size, std::chrono::milliseconds timeout) {
              auto options = c10::make_intrusive<NcclOptions>();
              options->timeout = timeout;

@@ -22,11 +22,13 @@ def _graph_class(native: ModuleType, pool_numbers: Iterator[int]) -> type:
     class CUDAGraphBase:
         _graph: Any
         _pool: tuple[int, int] | None
+        _has_graph_exec: bool
 
         def __new__(cls, keep_graph: bool = False) -> CUDAGraphBase:
             graph = super().__new__(cls)
             graph._graph = native.Graph()
             graph._pool = None
+            graph._has_graph_exec = False
             return graph
 
         def capture_begin(
@@ -38,7 +40,13 @@ def _graph_class(native: ModuleType, pool_numbers: Iterator[int]) -> type:
         def capture_end(self) -> None:
             self._graph.capture_end()
 
-        def instantiate(self) -> None: ...
+        def capture_end_pre(self) -> None:  # since torch 2.14, Python calls the two halves
+            self._graph.capture_end()
+
+        def capture_end_post(self) -> None: ...
+
+        def instantiate(self) -> None:
+            self._has_graph_exec = True
 
         def replay(self) -> None:
             self._graph.replay()
@@ -48,6 +56,11 @@ def _graph_class(native: ModuleType, pool_numbers: Iterator[int]) -> type:
 
         def pool(self) -> tuple[int, int] | None:
             return self._pool
+
+        def pools(self) -> list[tuple[int, int]]:
+            return [self._pool] if self._pool is not None else []
+
+        def _retain_pool(self, pool: tuple[int, int]) -> None: ...
 
         def enable_debug_mode(self) -> None: ...
 
