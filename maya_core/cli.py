@@ -4,33 +4,35 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.text import Text
 
-from maya_core import pipeline
+from maya_core import documentation, pipeline
 from maya_core.calibrate import commands as calibrate
 from maya_core.command_options import FolderArgument, HardwareOption, takes
+from maya_core.documentation import add_integrations
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import find_gpu, use_hardware_file
 from maya_core.hardware.cluster import Cluster
+from maya_core.installation import version_of
 from maya_core.predictor.attention_kind import DEFAULT_ATTENTION
 from maya_core.predictor.calibration import load_calibration
 from maya_core.report.outputs import Outputs
 from maya_core.report.prediction import Prediction
 from maya_core.report.prediction_file import write_prediction
+from maya_core.report.terminal import plain_table
 from maya_core.request import ClusterOptions, EmulationOptions, FileOptions, PredictionOptions, Request
 from maya_core.search import commands as search
 from maya_core.trace.job import PREDICTION, JobTrace, read_job
+from maya_core.version import __version__
 
 HANGS = 3  # exit code of a run whose job would hang
 KILLED = (137, -9)
-# Entry points: functions that receive the app and its `calibrate`, and add the commands of their integration.
-COMMANDS = "maya.commands"
 
 app = typer.Typer(
     name="maya",
@@ -43,8 +45,19 @@ app.add_typer(calibrate.app, name="calibrate")
 search.add(app)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        torch = version_of("torch")
+        typer.echo(f"maya {__version__}" + (f", torch {torch}" if torch else ""))
+        raise typer.Exit
+
+
 @app.callback()
-def main() -> None:
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
     """Predicts what a training job will do to its GPUs and its budget, before any GPU is reserved."""
 
 
@@ -249,14 +262,40 @@ def kernels(
         Console().print(render(number, machine.gpu.name, entries(job.ranks[number], priced), top))
 
 
+@app.command("help")
+def show_help(
+    topic: Annotated[
+        str | None,
+        typer.Argument(help="A page of the documentation, or one of its sections: recipes, faq#installation."),
+    ] = None,
+) -> None:
+    """Prints a page of the documentation; without a topic, lists the pages."""
+    console = Console()
+    if topic is None:
+        table = plain_table("", "topic", "page")
+        for name, title in documentation.titles().items():
+            table.add_row(name, title)
+        console.print(table)
+        console.print(
+            Text("`maya help TOPIC` prints a page, `maya COMMAND --help` the options of a command.", style="dim")
+        )
+        return
+    text = documentation.page(topic, app)
+    if console.is_terminal:
+        console.print(Markdown(text, hyperlinks=False))
+    else:
+        typer.echo(text)
+
+
 def entry() -> None:
     """The console script. Errors that are meant for the user are printed without a traceback."""
-    for integration in entry_points(group=COMMANDS):
-        integration.load()(app, calibrate.app)
+    add_integrations(app)
     try:
         app()
     except MayaError as error:
-        console = Console(stderr=True)
+        console = Console(
+            stderr=True, soft_wrap=True
+        )  # terminals break long lines; a command must stay one when it is copied
         console.print(Text.assemble(("maya:", "bold red"), f" {error.problem}"))
         if error.advice:
             console.print(Text(error.advice))
