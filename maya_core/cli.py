@@ -262,6 +262,30 @@ def kernels(
         Console().print(render(number, machine.gpu.name, entries(job.ranks[number], priced), top))
 
 
+@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def doctor(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(help="A command, to see which Python it would use: python train.py ...", metavar="[-- COMMAND]"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Tells whether Maya can run here: Python, torch, compiler, frameworks, cache. The exit code is 1 if it cannot."""
+    from maya_core.doctor.diagnosis import diagnose
+    from maya_core.doctor.findings import as_json as written
+    from maya_core.doctor.findings import can_run, render
+
+    report = diagnose(command)
+    if as_json:
+        typer.echo(json.dumps(written(report), indent=2))
+    else:
+        console = Console()
+        for each in render(report):
+            console.print(each, highlight=False, soft_wrap=isinstance(each, Text))
+    if not can_run(report):
+        raise typer.Exit(1)
+
+
 @app.command("help")
 def show_help(
     topic: Annotated[
