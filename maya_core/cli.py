@@ -290,7 +290,7 @@ def doctor(
 def show_help(
     topic: Annotated[
         str | None,
-        typer.Argument(help="A page of the documentation, or one of its sections: recipes, faq#installation."),
+        typer.Argument(help="A page of the documentation, or one of its sections: recipes, faq#troubleshooting."),
     ] = None,
 ) -> None:
     """Prints a page of the documentation; without a topic, lists the pages."""
