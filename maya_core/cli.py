@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markdown import Markdown
 from rich.text import Text
 
 from maya_core import documentation, pipeline
@@ -99,9 +98,9 @@ def _no_trace(exit_code: int) -> MayaError:
     reason = (
         f"it ended with exit code {exit_code}"
         if exit_code
-        else "it used no GPU (is its device 'cuda'?), or never imported torch"
+        else "it used no GPU (is its device 'cuda'?), or never imported torch, or ran in a Python without Maya"
     )
-    advice = "Its own output above says more."
+    advice = "Its own output above says more; `maya doctor -- COMMAND` tells which Python it uses."
     if exit_code in KILLED:
         advice = "It was killed, most likely because this machine ran out of memory: models are created on the host unless the program creates them on 'cuda' or 'meta'."
     return MayaError(f"the command left no trace: {reason}.", advice)
@@ -306,7 +305,7 @@ def show_help(
         return
     text = documentation.page(topic, app)
     if console.is_terminal:
-        console.print(Markdown(text, hyperlinks=False))
+        console.print(documentation.Page(text, hyperlinks=False))
     else:
         typer.echo(text)
 

@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markdown import Markdown, TableElement
+from rich.table import Table
 
 from maya_core.calibrate import commands as calibrate
 from maya_core.errors import MayaError
@@ -105,6 +108,23 @@ def _for_terminal(text: str, name: str) -> str:
     text = PICTURE.sub(lambda found: f"(On the site: {found[1]}.)", text)
     text = LINK.sub(lambda found: f"{found[1]} (`maya help {found[2]}{found[3] or ''}`)", text)
     return LINK_IN_PAGE.sub(lambda found: f"{found[1]} (`maya help {name}{found[2]}`)", text)
+
+
+class _FoldedTable(TableElement):
+    """A table that breaks long words instead of cutting them off."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for made in super().__rich_console__(console, options):
+            if isinstance(made, Table):
+                for column in made.columns:
+                    column.overflow = "fold"
+            yield made
+
+
+class Page(Markdown):
+    """A page as a terminal shows it."""
+
+    elements = {**Markdown.elements, "table_open": _FoldedTable}
 
 
 # ---- tables from the code ----
