@@ -76,11 +76,7 @@ def run(
 
     from maya_core.launch.run import run_command, split_command  # imports torch, so mistakes are reported before
 
-    if command[0].startswith("-"):
-        raise MayaError(
-            f"there is no option {command[0].partition('=')[0]}.",
-            "`maya run --help` lists them; the command comes after `--`.",
-        )
+    _refuse_option(command, "run")
     done = run_command(
         split_command(command), request, check=lambda world: request.cluster(world.ranks_per_node, world.nodes)
     )
@@ -92,6 +88,15 @@ def run(
     Console().print(Text(hint, style="dim"))
     if done.exit_code or prediction.hangs:
         raise typer.Exit(done.exit_code or HANGS)
+
+
+def _refuse_option(command: list[str], of: str) -> None:
+    """Raises if what should be a program is an option that does not exist."""
+    if command[0].startswith("-"):
+        raise MayaError(
+            f"there is no option {command[0].partition('=')[0]}.",
+            f"`maya {of} --help` lists them; the command comes after `--`.",
+        )
 
 
 def _no_trace(exit_code: int) -> MayaError:
@@ -274,6 +279,8 @@ def doctor(
     from maya_core.doctor.findings import as_json as written
     from maya_core.doctor.findings import can_run, render
 
+    if command:
+        _refuse_option(command, "doctor")
     report = diagnose(command)
     if as_json:
         typer.echo(json.dumps(written(report), indent=2))

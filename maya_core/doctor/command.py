@@ -29,7 +29,8 @@ import importlib.metadata as m, importlib.util as u, json, sys
 def version(name):
     try: return m.version(name)
     except m.PackageNotFoundError: return None
-backends = [e.name for e in m.entry_points().select(group="torch.backends")]
+try: backends = [e.name for e in m.entry_points().select(group="torch.backends")]
+except AttributeError: backends = []  # a Python older than any that Maya supports
 print(json.dumps({"python": sys.version.split()[0], "executable": sys.executable, "maya": version("maya-emulator"),
     "importable": u.find_spec("maya_core") is not None, "torch": version("torch"), "found": "maya" in backends}))
 """
@@ -65,9 +66,10 @@ def interpreter_of(given: list[str]) -> Interpreter | None:
     """The Python that this command uses; None if the command does not tell."""
     words = split_command(given)
     if words[0] != given[0]:
-        return Interpreter((words[0],), f"`maya run` uses it for a bare '{given[0]}'")
+        return Interpreter((words[0],), f"`maya run` uses it for a bare '{given[0]}'{_not_on_path(given[0])}")
     if torchrun.split(words) is not None:
-        return Interpreter((torchrun.interpreter(),), f"`maya run` starts the ranks of {Path(words[0]).name} itself")
+        reason = f"`maya run` starts the ranks of {Path(words[0]).name} itself{_not_on_path(words[0])}"
+        return Interpreter((torchrun.interpreter(),), reason)
     program = find_program(words[0])
     if program is None:
         raise command_not_found(words[0])
@@ -78,6 +80,14 @@ def interpreter_of(given: list[str]) -> Interpreter | None:
         return Interpreter((program, *words[1 : _program_in(words)], "python"), f"what {name} runs Python with")
     named = shebang(Path(program))
     return Interpreter(named, f"the first line of {program} names it") if named is not None else None
+
+
+def _not_on_path(name: str) -> str:
+    """A remark, if the shell would run a command of this name from another environment than Maya's."""
+    found = shutil.which(name)
+    if found is None or os.path.samefile(Path(found).parent, Path(sys.executable).parent):
+        return ""
+    return f"; the packages of {found} are not used"
 
 
 def _program_in(words: list[str]) -> int:
@@ -121,9 +131,12 @@ def _other(interpreter: Interpreter) -> list[Finding]:
                 f"Try: {shlex.join(interpreter.words)} -c 'import maya_core, torch'",
             )
         ]
-    except (OSError, ValueError, IndexError):
+    except OSError as error:
+        return [Finding("its packages", f"it does not start: {error.strerror}", State.PROBLEM)]
+    except (ValueError, IndexError):
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         advice = f"Try: {shlex.join(interpreter.words)} -c 'import maya_core, torch'"
-        return [Finding("its packages", "it does not start", State.PROBLEM, advice)]
+        return [Finding("its packages", f"not known: {last}", State.PROBLEM, advice)]
     return [Finding("its Python", f"{known['python']}, {known['executable']}"), _its_maya(known), _its_torch(known)]
 
 

@@ -129,7 +129,9 @@ class Recipe(RecipePart):
     sizes: SizeChoices = SizeChoices()
     published: list[Published] = []
     environment: dict[str, str] = {}
-    packages: list[str] = []  # Python packages that the program needs besides torch
+    packages: list[
+        Annotated[str, Field(pattern=r"^[\w.-]+$")]
+    ] = []  # Python packages that the program needs besides torch
     preload: list[str] | None = None  # modules; default: those that the script imports
     options: PredictionOptions = PredictionOptions()  # written as fields of the recipe: `attention: flash3`
 

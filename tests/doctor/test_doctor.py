@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from maya_here import refused
 from typer.testing import CliRunner
 
 from maya_core.cli import app
@@ -48,7 +49,9 @@ def other_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_this_environment() -> None:
     found = doctor()
     torch = installed()
-    assert found["torch"]["found"].startswith(f"{torch.text}, CPU build, ")
+    assert found["torch"]["found"].startswith(
+        f"{torch.text}, {f'built for CUDA {torch.cuda}' if torch.cuda else 'CPU build'}, "
+    )
     assert sys.executable in found["Python"]["found"]
     assert found["C++ compiler"]["state"] == found["Python headers"]["state"] == found["autoload"]["state"] == "ok"
     assert found["optuna"] == {
@@ -155,9 +158,17 @@ def test_every_extra_for_users_has_a_purpose() -> None:
         ("/elsewhere/bin/python -m torch.distributed.run train.py", "`maya run` starts the ranks of python itself"),
     ],
 )
-def test_commands_that_use_the_python_of_maya(words: str, reason: str) -> None:
+def test_commands_that_use_the_python_of_maya(words: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
     found = doctor("--", *words.split())["interpreter"]
     assert found["found"] == f"{sys.executable}, the one of `maya`: {reason}"
+
+
+def test_another_python_on_path_is_not_used(other_python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(other_python.parent), prepend=":")
+    found = doctor("--", "python", "train.py")["interpreter"]
+    assert found["found"].startswith(f"{sys.executable}, the one of `maya`: ")
+    assert found["found"].endswith(f"; the packages of {other_python} are not used")
 
 
 def test_the_python_of_another_environment(other_python: Path) -> None:
@@ -197,6 +208,19 @@ def test_a_runner_of_environments(other_python: Path, tmp_path: Path, monkeypatc
     found = doctor("--", "uv", "run", "--frozen", "train.py", exit_code=1)
     assert found["its Python"]["found"].endswith(str(other_python))
     assert said.read_text().startswith("run --frozen python -c ")
+
+
+def test_a_python_that_cannot_be_asked(tmp_path: Path) -> None:
+    broken = executable(tmp_path / "python", "#!/bin/sh\necho 'no such library' >&2\nexit 1\n")
+    found = doctor("--", str(broken), "train.py", exit_code=1)["its packages"]
+    assert found["found"] == "not known: no such library"
+
+
+def test_an_option_that_does_not_exist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused("doctor", "--jsn", cwd=tmp_path, monkeypatch=monkeypatch, capsys=capsys)
+    assert said.stderr.startswith("maya: there is no option --jsn. `maya doctor --help` lists them")
 
 
 def test_a_command_that_does_not_exist() -> None:
