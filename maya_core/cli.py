@@ -27,6 +27,7 @@ from maya_core.report.prediction_file import write_prediction
 from maya_core.report.terminal import plain_table
 from maya_core.request import ClusterOptions, EmulationOptions, FileOptions, PredictionOptions, Request
 from maya_core.search import commands as search
+from maya_core.torch_seam.version import INSTALL
 from maya_core.trace.job import PREDICTION, JobTrace, read_job
 from maya_core.version import __version__
 
@@ -323,16 +324,25 @@ def entry() -> None:
     try:
         app()
     except MayaError as error:
-        console = Console(
-            stderr=True, soft_wrap=True
-        )  # terminals break long lines; a command must stay one when it is copied
-        console.print(Text.assemble(("maya:", "bold red"), f" {error.problem}"))
-        if error.advice:
-            console.print(Text(error.advice))
+        _print_error(error)
+        raise SystemExit(2) from None
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        _print_error(MayaError("torch is not installed in this environment.", f"Install it with: {INSTALL}"))
         raise SystemExit(2) from None
     except PermissionError as error:  # of the file system
-        Console(stderr=True).print(Text.assemble(("maya:", "bold red"), f" {error.filename}: {error.strerror}."))
+        _print_error(MayaError(f"{error.filename}: {error.strerror}."))
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         Console(stderr=True).print("[bold red]maya:[/bold red] interrupted. The run has ended, and there is no result.")
         raise SystemExit(130) from None
+
+
+def _print_error(error: MayaError) -> None:
+    console = Console(
+        stderr=True, soft_wrap=True
+    )  # terminals break long lines; a command must stay one when it is copied
+    console.print(Text.assemble(("maya:", "bold red"), f" {error.problem}"))
+    if error.advice:
+        console.print(Text(error.advice))

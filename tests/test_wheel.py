@@ -115,6 +115,7 @@ def test_a_new_environment(tmp_path: Path) -> None:
     _runs_the_first_example_of_the_readme(new)
     _runs_an_included_recipe(new)
     _as_an_editable_installation(new, tmp_path / "editable")
+    _without_torch(new)
 
 
 def _explains_itself(new: Environment, wheel: Path) -> None:
@@ -175,3 +176,11 @@ def _as_an_editable_installation(new: Environment, folder: Path) -> None:
     )
     assert "Frequent questions" in editable.maya("help")
     assert not (packages / "maya_core").exists()  # recipes and pages are those of the repository, not copies
+
+
+def _without_torch(new: Environment) -> None:
+    new.run("python", "-m", "pip", "uninstall", "--quiet", "--yes", "torch")
+    assert "torch is not installed in this environment" in " ".join(new.maya("doctor", exit_code=1).split())
+    for code, said in new.many("run -- torchrun train.py", "check llama3-8b-8xh100", "calibrate measure").values():
+        assert code == 2
+        assert "maya: torch is not installed in this environment.\nInstall it with: pip install " in said, said

@@ -25,6 +25,7 @@ from maya_core.launch.settings import VARIABLE, ProcessSettings
 from maya_core.launch.signals import ended_by_signal
 from maya_core.launch.world import World
 from maya_core.request import Request
+from maya_core.torch_seam.version import installed
 from maya_core.trace.job import JobTrace, collate, gave_up, read_traces, write_manifest
 
 DEFAULT_OUT = Path("maya-out")
@@ -53,6 +54,7 @@ def run_command(
             "TORCH_DEVICE_BACKEND_AUTOLOAD=0 is set: torch would not load the emulated device.",
             "Unset it and run again.",
         )
+    installed().check()  # before torchrun's parser, which is torch's own
     nodes, gpus, out = request.nodes, request.gpus_per_node, request.out or DEFAULT_OUT
     starts_ranks = nodes is None or launchers.launcher_in(command) is not None
     args = torchrun.parse(command if starts_ranks else _as_torchrun(command, nodes or 1, gpus or 1))
