@@ -2,6 +2,7 @@
 # make test     the tests          make test-fast  the quick ones, in about a minute          make lint   style, types and directions of imports
 # make test-torch TORCH=2.15.0   the seam to torch and the device with another version of torch, in an environment of its own
 # make docs     the site, strictly, into site/
+# make wheel    the wheel that is released, into dist/
 # make bench    speed figures      make format rewrites the sources in the project's style
 # make accuracy DATA=folder   errors on measurements: kernels (docs/predictor.md) and whole training runs (docs/accuracy.md)
 # make accuracy-megatron MEGATRON=folder   memory against what Megatron-LM's own CI measured (docs/megatron.md)
@@ -9,11 +10,12 @@
 # make golden   records and prices the programs of tests/golden again, when predictions change on purpose
 PYTHON ?= python3
 VENV := .venv
+DIST := dist
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 CPP := $(wildcard maya_core/device/native/*.cpp maya_core/device/native/*.h maya_core/simulator/*.cpp)
 
-.PHONY: demo test test-fast test-torch docs lint format bench bench-worlds bench-predictor bench-simulator accuracy accuracy-megatron profiles golden clean
+.PHONY: demo test test-fast test-torch docs wheel lint format bench bench-worlds bench-predictor bench-simulator accuracy accuracy-megatron profiles golden clean
 
 demo: $(INSTALLED)
 	mkdir -p maya-out
@@ -37,6 +39,11 @@ test-torch:
 
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir site
+
+# The build runs in an environment of its own; the second variable has the meaning of the first since pip 25.3.
+wheel:
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_BUILD_CONSTRAINT=$(CURDIR)/constraints.txt \
+	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir $(DIST) .
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
 
@@ -12,25 +11,28 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from maya_core import pipeline
+from maya_core import documentation, pipeline
 from maya_core.calibrate import commands as calibrate
 from maya_core.command_options import FolderArgument, HardwareOption, takes
+from maya_core.documentation import add_integrations
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import find_gpu, use_hardware_file
 from maya_core.hardware.cluster import Cluster
+from maya_core.installation import version_of
 from maya_core.predictor.attention_kind import DEFAULT_ATTENTION
 from maya_core.predictor.calibration import load_calibration
 from maya_core.report.outputs import Outputs
 from maya_core.report.prediction import Prediction
 from maya_core.report.prediction_file import write_prediction
+from maya_core.report.terminal import plain_table
 from maya_core.request import ClusterOptions, EmulationOptions, FileOptions, PredictionOptions, Request
 from maya_core.search import commands as search
+from maya_core.torch_seam.version import INSTALL
 from maya_core.trace.job import PREDICTION, JobTrace, read_job
+from maya_core.version import __version__
 
 HANGS = 3  # exit code of a run whose job would hang
 KILLED = (137, -9)
-# Entry points: functions that receive the app and its `calibrate`, and add the commands of their integration.
-COMMANDS = "maya.commands"
 
 app = typer.Typer(
     name="maya",
@@ -43,8 +45,19 @@ app.add_typer(calibrate.app, name="calibrate")
 search.add(app)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        torch = version_of("torch")
+        typer.echo(f"maya {__version__}" + (f", torch {torch}" if torch else ""))
+        raise typer.Exit
+
+
 @app.callback()
-def main() -> None:
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
     """Predicts what a training job will do to its GPUs and its budget, before any GPU is reserved."""
 
 
@@ -64,11 +77,7 @@ def run(
 
     from maya_core.launch.run import run_command, split_command  # imports torch, so mistakes are reported before
 
-    if command[0].startswith("-"):
-        raise MayaError(
-            f"there is no option {command[0].partition('=')[0]}.",
-            "`maya run --help` lists them; the command comes after `--`.",
-        )
+    _refuse_option(command, "run")
     done = run_command(
         split_command(command), request, check=lambda world: request.cluster(world.ranks_per_node, world.nodes)
     )
@@ -82,13 +91,22 @@ def run(
         raise typer.Exit(done.exit_code or HANGS)
 
 
+def _refuse_option(command: list[str], of: str) -> None:
+    """Raises if what should be a program is an option that does not exist."""
+    if command[0].startswith("-"):
+        raise MayaError(
+            f"there is no option {command[0].partition('=')[0]}.",
+            f"`maya {of} --help` lists them; the command comes after `--`.",
+        )
+
+
 def _no_trace(exit_code: int) -> MayaError:
     reason = (
         f"it ended with exit code {exit_code}"
         if exit_code
-        else "it used no GPU (is its device 'cuda'?), or never imported torch"
+        else "it used no GPU (is its device 'cuda'?), or never imported torch, or ran in a Python without Maya"
     )
-    advice = "Its own output above says more."
+    advice = "Its own output above says more; `maya doctor -- COMMAND` tells which Python it uses."
     if exit_code in KILLED:
         advice = "It was killed, most likely because this machine ran out of memory: models are created on the host unless the program creates them on 'cuda' or 'meta'."
     return MayaError(f"the command left no trace: {reason}.", advice)
@@ -249,21 +267,82 @@ def kernels(
         Console().print(render(number, machine.gpu.name, entries(job.ranks[number], priced), top))
 
 
+@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def doctor(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(help="A command, to see which Python it would use: python train.py ...", metavar="[-- COMMAND]"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Tells whether Maya can run here: Python, torch, compiler, frameworks, cache. The exit code is 1 if it cannot."""
+    from maya_core.doctor.diagnosis import diagnose
+    from maya_core.doctor.findings import as_json as written
+    from maya_core.doctor.findings import can_run, render
+
+    if command:
+        _refuse_option(command, "doctor")
+    report = diagnose(command)
+    if as_json:
+        typer.echo(json.dumps(written(report), indent=2))
+    else:
+        console = Console()
+        for each in render(report):
+            console.print(each, highlight=False, soft_wrap=isinstance(each, Text))
+    if not can_run(report):
+        raise typer.Exit(1)
+
+
+@app.command("help")
+def show_help(
+    topic: Annotated[
+        str | None,
+        typer.Argument(help="A page of the documentation, or one of its sections: recipes, faq#troubleshooting."),
+    ] = None,
+) -> None:
+    """Prints a page of the documentation; without a topic, lists the pages."""
+    console = Console()
+    if topic is None:
+        table = plain_table("", "topic", "page")
+        for name, title in documentation.titles().items():
+            table.add_row(name, title)
+        console.print(table)
+        console.print(
+            Text("`maya help TOPIC` prints a page, `maya COMMAND --help` the options of a command.", style="dim")
+        )
+        return
+    text = documentation.page(topic, app)
+    if console.is_terminal:
+        console.print(documentation.Page(text, hyperlinks=False))
+    else:
+        typer.echo(text)
+
+
 def entry() -> None:
     """The console script. Errors that are meant for the user are printed without a traceback."""
-    for integration in entry_points(group=COMMANDS):
-        integration.load()(app, calibrate.app)
+    add_integrations(app)
     try:
         app()
     except MayaError as error:
-        console = Console(stderr=True)
-        console.print(Text.assemble(("maya:", "bold red"), f" {error.problem}"))
-        if error.advice:
-            console.print(Text(error.advice))
+        _print_error(error)
+        raise SystemExit(2) from None
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        _print_error(MayaError("torch is not installed in this environment.", f"Install it with: {INSTALL}"))
         raise SystemExit(2) from None
     except PermissionError as error:  # of the file system
-        Console(stderr=True).print(Text.assemble(("maya:", "bold red"), f" {error.filename}: {error.strerror}."))
+        _print_error(MayaError(f"{error.filename}: {error.strerror}."))
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         Console(stderr=True).print("[bold red]maya:[/bold red] interrupted. The run has ended, and there is no result.")
         raise SystemExit(130) from None
+
+
+def _print_error(error: MayaError) -> None:
+    console = Console(
+        stderr=True, soft_wrap=True
+    )  # terminals break long lines; a command must stay one when it is copied
+    console.print(Text.assemble(("maya:", "bold red"), f" {error.problem}"))
+    if error.advice:
+        console.print(Text(error.advice))

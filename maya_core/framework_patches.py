@@ -18,7 +18,7 @@ from packaging.version import InvalidVersion, Version
 
 from maya_core.errors import MayaError
 from maya_core.messages import Notes
-from maya_core.patches import Action, MissingName, Patches, version_of
+from maya_core.patches import Action, MissingName, Patches, version_in_use
 
 Ranges = dict[str, SpecifierSet]  # of versions, by project
 
@@ -79,14 +79,14 @@ class FrameworkPatches(Patches):
         self._patches.when_imported(module or project.replace("-", "_"), lambda _: self._check_version(project))
 
     def _check_version(self, project: str) -> None:
-        found, checked = version_of(project), self._checked.get(canonicalize_name(project))
+        found, checked = version_in_use(project), self._checked.get(canonicalize_name(project))
         try:
             inside = checked is None or checked.contains(Version(found), prereleases=True)
         except InvalidVersion:  # a checkout without metadata
             return
         if not inside:
             self._notes.add(
-                f"{project} {found} is installed, and Maya was checked on {project} {_shown(checked)}: it may miss what changed in {project}."
+                f"{project} {found} is installed, and Maya was checked on {project} {shown(checked)}: it may miss what changed in {project}."
             )
 
     def _report(self, missing: MissingName) -> None:
@@ -96,6 +96,6 @@ class FrameworkPatches(Patches):
         )
 
 
-def _shown(versions: SpecifierSet | None) -> str:
+def shown(versions: SpecifierSet | None) -> str:
     """`>=2.4,<2.7`, the lowest first."""
     return ",".join(sorted(map(str, versions or ()), reverse=True))

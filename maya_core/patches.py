@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any
 
 from maya_core.errors import MayaError
+from maya_core.installation import version_of
 
 _ABSENT = object()
 
@@ -22,7 +22,7 @@ class MissingName(MayaError):
         self.where = f"{_called(target)}.{name}"
         self.project = self.where.partition(".")[0]
         super().__init__(
-            f"{self.project} {version_of(self.project)} has no {self.where}, which Maya replaces.",
+            f"{self.project} {version_in_use(self.project)} has no {self.where}, which Maya replaces.",
             f"Install a version of {self.project} that Maya was checked on (`maya help versions`), or update Maya.",
         )
 
@@ -35,12 +35,9 @@ def _called(target: Any) -> str:
     return f"{owner.__module__}.{owner.__qualname__}"
 
 
-def version_of(project: str) -> str:
-    """The installed version of a project; that of its module, if the project has another name or was not installed but found."""
-    try:
-        return version(project)
-    except PackageNotFoundError:
-        return str(getattr(sys.modules.get(project), "__version__", "(version unknown)"))
+def version_in_use(project: str) -> str:
+    """The version of a project; that of its module, if the project has another name or was not installed but found."""
+    return version_of(project) or str(getattr(sys.modules.get(project), "__version__", "(version unknown)"))
 
 
 def first_of(target: Any, *names: str) -> Any:

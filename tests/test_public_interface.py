@@ -29,6 +29,8 @@ COMMANDS = {
     "tokens-per-step",
     "kernels": "burst gpu rank top",
     "gpus": "hardware json networks nodes",
+    "doctor": "json",
+    "help": "",
     "search": "batch budget cache deadline executor hardware memory-margin mlflow mlflow-experiment objective profile prune ray-address "
     "sampler samples seed study tokens trials workers",
     "size": "budget deadline emit executor gpu hardware memory-margin nodes profile ray-address samples study tokens workers",
@@ -61,6 +63,7 @@ def test_commands_and_their_options() -> None:
     for name, expected in COMMANDS.items():
         flags = {flag.removeprefix("--") for parameter in commands[name].params for flag in parameter.opts}
         assert set(expected.split()) <= flags, name
+    assert "--version" in typer.main.get_command(app).params[0].opts
 
 
 def test_fields_of_a_prediction() -> None:

@@ -62,7 +62,7 @@ class _Finder(MetaPathFinder):
             return None
         if name == "transformer_engine":
             say(
-                "under emulation, a stand-in for Transformer Engine 2.9 is used; docs/megatron.md describes what it covers"
+                "under emulation, a stand-in for Transformer Engine 2.9 is used; `maya help megatron` describes what it covers"
             )
         self.found.append(name)
         below = [other for other in modules if other.startswith(f"{name}.")]

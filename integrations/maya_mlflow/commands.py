@@ -127,7 +127,7 @@ def _no_pairs(name: str, runs: list[Run]) -> tuple[str, str]:
     if not counts["predicted"] or not counts["actual"]:
         return (
             problem,
-            "`maya run --mlflow` logs predicted runs, `maya_mlflow.record_actual` logs actual ones (docs/mlflow.md).",
+            "`maya run --mlflow` logs predicted runs, `maya_mlflow.record_actual` logs actual ones (`maya help mlflow`).",
         )
     if not any(run.kind == "actual" and keys.STEP_TIME in run.metrics for run in runs):
         return problem, "None of the actual runs was timed: put the training into `maya_mlflow.record_actual()`."

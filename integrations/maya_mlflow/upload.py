@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from maya_core.errors import MayaError
+from maya_core.installation import how_to_install
 from maya_core.messages import say
 from maya_mlflow.draft import ELSEWHERE, LOG, Draft, read, remove, without_password
 
@@ -57,7 +58,7 @@ class Sent:
 
 def require_mlflow() -> None:
     if find_spec("mlflow") is None:
-        raise MayaError("MLflow is not installed.", "Install it with: pip install 'maya-emulator[mlflow]'")
+        raise MayaError("MLflow is not installed.", f"Run: {how_to_install('mlflow')}")
 
 
 @dataclass(frozen=True)

@@ -299,7 +299,7 @@ def _keep(
     _print(console, made)
     if older is not None and older.runs is not None:
         console.print(
-            "[yellow]Its factors of actual runs were fitted without these measurements: fit them to your actual runs again (docs/calibrate.md).[/yellow]",
+            "[yellow]Its factors of actual runs were fitted without these measurements: fit them to your actual runs again (`maya help calibrate`).[/yellow]",
             soft_wrap=True,
         )
     console.print(f"Written: {path}. Predictions for {gpu} use it from now on.", highlight=False, soft_wrap=True)

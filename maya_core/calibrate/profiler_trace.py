@@ -174,7 +174,7 @@ def agreed_gpu(names: Iterable[str], requested: str | None, where: str) -> Gpu:
         what = f"its GPU, '{named[0]}', is not in the catalog" if named else "it does not name its GPU"
         raise MayaError(
             f"{where}: {what}.",
-            "Name it with --gpu (`maya gpus` lists them), or describe it in your own file (docs/hardware.md).",
+            "Name it with --gpu (`maya gpus` lists them), or describe it in your own file (`maya help hardware`).",
         )
     gpu = find_gpu(requested)
     if seen is not None and gpu.driver_name != seen.driver_name and seen.name not in (gpu.name, gpu.base):

@@ -27,7 +27,7 @@ WHAT = "the emulated device"
 FLAGS = ("-O2", "-std=c++20", "-fPIC", *WARNINGS, f"-DTORCH_EXTENSION_NAME={MODULE}", "-D_GLIBCXX_USE_CXX11_ABI=1")
 
 
-def _build_key(version: str) -> str:
+def build_key(version: str) -> str:
     digest = hashlib.sha256()
     for source in sorted(SOURCES.iterdir()):
         if source.suffix in {".cpp", ".h"}:
@@ -72,7 +72,7 @@ def library() -> Path:
     torch = installed()
     torch.check()
     notice = "compiling the emulated device, once for this torch (a minute or two) ..."
-    return compiled(_build_key(torch.text), f"{MODULE}.so", notice, _compile)
+    return compiled(build_key(torch.text), f"{MODULE}.so", notice, _compile)
 
 
 def native() -> ModuleType:

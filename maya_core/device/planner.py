@@ -80,7 +80,7 @@ class Planner:
         except (LookupError, TypeError, ValueError) as error:
             raise MayaError(
                 f"the kernels described for {call.op} cannot be priced: {type(error).__name__}: {error}.",
-                "docs/extending.md lists the kernels, patterns and dtypes.",
+                "`maya help extending` lists the kernels, patterns and dtypes.",
             ) from error
 
     def _settled(self, call: Call) -> Call:

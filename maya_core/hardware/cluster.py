@@ -139,12 +139,12 @@ def cluster(
     if not takes_any and kind.gpu not in (board.name, board.base):
         raise MayaError(
             f"{kind.name} has {kind.gpu} GPUs, not {board.name}.",
-            "Give only one of the two; docs/hardware.md describes how to add a node of your own.",
+            "Give only one of the two; `maya help hardware` describes how to add a node of your own.",
         )
     if count > kind.gpus_per_node:
         raise MayaError(
             f"{kind.name} has {kind.gpus_per_node} GPUs, not {count}.",
-            "Give more nodes with fewer GPUs each; docs/hardware.md describes how to add a node of your own.",
+            "Give more nodes with fewer GPUs each; `maya help hardware` describes how to add a node of your own.",
         )
     wire = find_network(network if network is not None else kind.network)
     rate = kind.nic_bytes_per_s if network is None and kind.nic_bytes_per_s is not None else wire.bytes_per_s

@@ -66,7 +66,7 @@ def parse(path: Path, text: str) -> dict[str, Any]:
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise MayaError(f"{shown(path)}: not valid TOML: {error}.", "docs/hardware.md has an example.") from None
+        raise MayaError(f"{shown(path)}: not valid TOML: {error}.", "`maya help hardware` has an example.") from None
     for name, content in tables.items():
         if name not in SECTIONS:
             _refuse(

@@ -15,6 +15,7 @@ from pathlib import Path
 from maya_core.device.build import library
 from maya_core.errors import MayaError
 from maya_core.files import is_made
+from maya_core.installation import how_to_install, installation, version_of
 from maya_core.launch import launchers, torchrun
 from maya_core.launch.coordinator import Coordinator
 from maya_core.launch.link import Link
@@ -24,6 +25,7 @@ from maya_core.launch.settings import VARIABLE, ProcessSettings
 from maya_core.launch.signals import ended_by_signal
 from maya_core.launch.world import World
 from maya_core.request import Request
+from maya_core.torch_seam.version import installed
 from maya_core.trace.job import JobTrace, collate, gave_up, read_traces, write_manifest
 
 DEFAULT_OUT = Path("maya-out")
@@ -52,15 +54,13 @@ def run_command(
             "TORCH_DEVICE_BACKEND_AUTOLOAD=0 is set: torch would not load the emulated device.",
             "Unset it and run again.",
         )
+    installed().check()  # before torchrun's parser, which is torch's own
     nodes, gpus, out = request.nodes, request.gpus_per_node, request.out or DEFAULT_OUT
     starts_ranks = nodes is None or launchers.launcher_in(command) is not None
     args = torchrun.parse(command if starts_ranks else _as_torchrun(command, nodes or 1, gpus or 1))
     program = find_program(command[0])
     if args is None and program is None:
-        raise MayaError(
-            f"command not found: '{command[0]}'.",
-            "Give the command as you would type it, after `--`: maya run -- python train.py",
-        )
+        raise command_not_found(command[0])
     world = torchrun.world_of(args, gpus) if args is not None else World(nodes or 1, gpus or 1)
     chosen = _chosen_ranks(request, world)
     check(world)
@@ -101,6 +101,14 @@ def _chosen_ranks(request: Request, world: World) -> tuple[int, ...]:
 def find_program(name: str) -> str | None:
     """The path of a command. A console script of this environment is found even if the environment is not activated."""
     return shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
+
+
+def command_not_found(name: str) -> MayaError:
+    """The error for a command that does not exist. Launchers have the names of their packages: deepspeed, accelerate."""
+    advice = "Give the command as you would type it, after `--`: maya run -- python train.py"
+    if installation().extra_of(name) is not None and version_of(name) is None:
+        advice = f"{name} is not installed in the environment of `maya`. Run: {how_to_install(packages=[name])}"
+    return MayaError(f"command not found: '{name}'.", advice)
 
 
 def _as_torchrun(command: list[str], nodes: int, gpus: int) -> list[str]:

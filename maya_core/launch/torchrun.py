@@ -13,9 +13,11 @@ from maya_core.errors import MayaError
 from maya_core.launch.ranks import RankLauncher, RankSetting
 from maya_core.launch.world import World
 
+NAMES = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 
-def parse(command: list[str]) -> Namespace | None:
-    """The arguments of a torchrun command (or of `python -m torch.distributed.run`), or None if it is something else."""
+
+def split(command: list[str]) -> tuple[str, list[str]] | None:
+    """Which of torchrun's names a command calls, as a command or by `python -m`, and its arguments; None if it is something else."""
     name = Path(command[0]).name
     arguments = command[1:]
     if name.startswith("python"):
@@ -24,17 +26,24 @@ def parse(command: list[str]) -> Namespace | None:
         if arguments[:1] != ["-m"] or len(arguments) < 2:
             return None
         name, arguments = arguments[1], arguments[2:]
-    if name in ("torchrun", "torch.distributed.run"):
+    return (name, arguments) if name in NAMES else None
+
+
+def parse(command: list[str]) -> Namespace | None:
+    """The arguments of a torchrun command, or None if it is something else."""
+    called = split(command)
+    if called is None:
+        return None
+    name, arguments = called
+    if name != "torch.distributed.launch":
         from torch.distributed.run import parse_args
 
         found: Namespace = parse_args(arguments)  # type: ignore[no-untyped-call]
         return found
-    if name == "torch.distributed.launch":
-        from torch.distributed.launch import parse_args as parse_launch_args
+    from torch.distributed.launch import parse_args as parse_launch_args
 
-        launched: Namespace = parse_launch_args(arguments)  # type: ignore[no-untyped-call]
-        return launched
-    return None
+    launched: Namespace = parse_launch_args(arguments)  # type: ignore[no-untyped-call]
+    return launched
 
 
 def world_of(args: Namespace, gpus: int | None) -> World:
@@ -63,6 +72,11 @@ def world_of(args: Namespace, gpus: int | None) -> World:
     return World(nodes, int(wanted))
 
 
+def interpreter() -> str:
+    """The Python that runs the ranks of a torchrun command: torchrun itself reads the same variable."""
+    return os.getenv("PYTHON_EXEC", sys.executable)
+
+
 def program_of(args: Namespace, local_rank: int) -> list[str]:
     """The command that a rank runs."""
     from torch.distributed.run import get_use_env
@@ -76,7 +90,7 @@ def program_of(args: Namespace, local_rank: int) -> list[str]:
         if not args.module and not Path(args.training_script).exists():
             raise MayaError(f"no such script: {args.training_script}.", "Give torchrun the path of your program.")
         command = [
-            os.getenv("PYTHON_EXEC", sys.executable),
+            interpreter(),
             "-u",
             *(["-m"] if args.module else []),
             args.training_script,

@@ -187,5 +187,5 @@ def no_rule_message(op: str, reason: str, where: str = "") -> str:
     return (
         f"Maya has no rule for {op}{place}: torch's Meta kernel cannot describe its result ({why}). "
         f"To add one, write a function decorated with @maya_core.ops.rule('{op}') that returns the op's outputs "
-        "as empty tensors of the right shape, before the op is first called; docs/extending.md shows an example."
+        "as empty tensors of the right shape, before the op is first called; `maya help extending` shows an example."
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from maya_core.errors import MayaError
 from maya_core.files import FileKind, write_file
+from maya_core.installation import installation
 from maya_core.report.prediction import VERSION, Prediction
 
 
@@ -25,6 +26,6 @@ def read_prediction(path: Path) -> Prediction:
     if prediction.version > VERSION:
         raise MayaError(
             f"{path} was written by a newer Maya (prediction version {prediction.version}, this one reads up to {VERSION}).",
-            "Upgrade with: pip install -U maya-emulator",
+            installation().upgrade_advice(),
         )
     return prediction

@@ -328,7 +328,7 @@ def _unknown_op_caveats(unknown: list[UnknownOp], ranks: list[RankTime]) -> list
     share = f" ({wording.share(seconds / total)} of the GPU time)" if total else ""
     return [
         f"Maya has no description of {len(unknown)} op{'s' * (len(unknown) != 1)}: {names}. Their times{share} are lower bounds, from the bytes "
-        "they move. docs/extending.md shows how to describe an op."
+        "they move. `maya help extending` shows how to describe an op."
     ]
 
 
@@ -383,7 +383,7 @@ def _caveats(analysis: Analysis) -> list[str]:
     calibration = analysis.calibration
     if calibration is not None and calibration.runs is not None and calibration.runs.shipped != shipped_digest():
         found.append(
-            f"The factors of calibration '{calibration.name}' were fitted with another version of Maya: fit them to your actual runs again (docs/calibrate.md)."
+            f"The factors of calibration '{calibration.name}' were fitted with another version of Maya: fit them to your actual runs again (`maya help calibrate`)."
         )
     if analysis.steps == 1:
         found.append("Only one step was recorded, so the step time includes warm-up. Record at least three steps.")

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -24,6 +24,7 @@ from maya_core.errors import MayaError
 from maya_core.files import FileKind, check_target, write_file
 from maya_core.hardware.catalog import DEFAULT_GPU, find_gpu
 from maya_core.hardware.units import read_count, read_duration, read_share, read_size
+from maya_core.installation import how_to_install
 from maya_core.launch.signals import ended_by_signal
 from maya_core.report.prediction import Prediction
 from maya_core.report.prediction_file import read_prediction
@@ -84,15 +85,26 @@ def list_recipes(context: typer.Context) -> None:
     if context.invoked_subcommand is not None:
         return
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for title in ("recipe", "about", "runs on", "points"):
-        table.add_column(title, justify="right" if title == "points" else "left", overflow="fold")
-    for path in shipped():
-        job = find_recipe(str(path))
+    jobs = [find_recipe(str(path)) for path in shipped()]
+    missing = list(dict.fromkeys(package for job in jobs for package in job.missing_packages))
+    for title in ("recipe", "about", "runs on", "points", *(["missing"] if missing else [])):
+        justify: Literal["right", "left"] = "right" if title == "points" else "left"
+        table.add_column(title, justify=justify, overflow="fold", no_wrap=title == "recipe")
+    for job in jobs:
         spec = job.recipe.cluster
         where = f"{(spec.nodes or 1) * (spec.gpus_per_node or 1)} x {spec.gpu or spec.node}"
-        table.add_row(job.name, job.recipe.about, where, f"{job.size:,}")
-    Console().print(table)
-    Console().print(
+        row = [job.name, job.recipe.about, where, f"{job.size:,}"]
+        table.add_row(*row, *([Text("\n".join(job.missing_packages), style="yellow")] if missing else []))
+    console = Console()
+    console.print(table)
+    if missing:
+        console.print(
+            f"To run those with missing packages: {how_to_install(packages=missing)}",
+            soft_wrap=True,
+            highlight=False,
+            markup=False,
+        )
+    console.print(
         Text("`maya search NAME` finds its best configuration; `maya check NAME` runs its default.", style="dim")
     )
 
@@ -113,7 +125,7 @@ def new(
     nodes, gpus_per_node = _world_in(command, nodes, gpus_per_node)
     path.write_text(new_recipe(command, find_gpu(gpu).name, nodes, gpus_per_node))
     try:
-        find_recipe(str(path))
+        find_recipe(str(path)).check_can_run()
     except MayaError:
         path.unlink()
         raise
@@ -166,6 +178,7 @@ def search(
 ) -> None:
     """Finds the best configuration of a recipe that fits. If it is interrupted, the same command resumes it."""
     job = find_recipe(recipe)
+    job.check_can_run()
     _check_choice("sampler", sampler, SAMPLERS)
     if objective is not None:
         _check_choice("objective", objective, OBJECTIVES)
@@ -333,6 +346,7 @@ def size(
     from maya_core.search import sizing
 
     job = find_recipe(recipe)
+    job.check_can_run()
     if tokens is None and samples is None:
         raise MayaError("the length of the training is missing.", "Give --tokens 1e12, or --samples 115M.")
     goal = goal_of(job, "cost", False, tokens, samples, deadline, budget, memory_margin)
@@ -503,6 +517,7 @@ def _subject(given: str) -> _Subject:
     if path.is_dir():
         return _Subject(path.resolve().name, folder=path)
     recipe = find_recipe(given)
+    recipe.check_can_run()
     return _Subject(recipe.name, recipe)
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from maya_core.errors import MayaError
+from maya_core.installation import how_to_install
 from maya_core.launch.signals import TERMINATED
 from maya_core.search.trial import Outcome, Task, close_worker, run_task
 from maya_core.sockets import folder_for_sockets
@@ -134,7 +135,7 @@ class RayExecutor:
         try:
             import ray
         except ImportError as error:
-            raise MayaError("Ray is not installed.", "Install it with: pip install 'maya-emulator[ray]'") from error
+            raise MayaError("Ray is not installed.", f"Run: {how_to_install('ray')}") from error
         self._ray: Any = ray
         self._folder = Path.cwd()
         try:

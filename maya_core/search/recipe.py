@@ -10,7 +10,6 @@ import itertools
 import math
 import re
 import shlex
-import shutil
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +30,7 @@ from pydantic import (
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import find_gpu, find_network, find_node
 from maya_core.hardware.units import Share
+from maya_core.installation import how_to_install, missing
 from maya_core.request import ClusterOptions, PredictionOptions, Request
 from maya_core.search.expression import Expression, Value
 
@@ -39,6 +39,7 @@ HARDWARE = ("gpu", "node", "network")
 CLUSTER = (*HARDWARE, "nodes", "gpus_per_node")
 MOST_POINTS = 1_000_000
 PLACE = re.compile(r"\{(\w+)\}")
+DESCRIBED = "`maya help recipes` describes every field."
 
 Point = dict[str, Value]  # a configuration: the value of every knob, by name
 
@@ -128,6 +129,9 @@ class Recipe(RecipePart):
     sizes: SizeChoices = SizeChoices()
     published: list[Published] = []
     environment: dict[str, str] = {}
+    packages: list[
+        Annotated[str, Field(pattern=r"^[\w.-]+$")]
+    ] = []  # Python packages that the program needs besides torch
     preload: list[str] | None = None  # modules; default: those that the script imports
     options: PredictionOptions = PredictionOptions()  # written as fields of the recipe: `attention: flash3`
 
@@ -280,7 +284,7 @@ class CheckedRecipe:
     def _wrong(self, problem: str, *where: Any, advice: str = "") -> MayaError:
         return MayaError(
             f"{self.path}, line {line_of(self._lines, where)}: {problem}.",
-            advice or "docs/recipes.md describes every field.",
+            advice or DESCRIBED,
         )
 
     def _check(self) -> None:
@@ -392,12 +396,28 @@ class CheckedRecipe:
                     f"the script {word} does not exist", "command",
                     advice="Paths are relative to the current folder; {here} stands for the folder of the recipe.",
                 )  # fmt: skip
-        program = self.program(self.default).words[0]
-        if shutil.which(program) is None and not Path(program).exists() and program not in ("torchrun", "python"):
-            from maya_core.launch.run import find_program
 
-            if find_program(program) is None:
-                raise self._wrong(f"command not found: '{program}'", "command")
+    # ---- whether it can run here; a recipe that cannot is still a correct one ----
+
+    @property
+    def missing_packages(self) -> list[str]:
+        """Packages that its program needs and that are not installed."""
+        return missing(self.recipe.packages)
+
+    def check_can_run(self) -> None:
+        """Raises if a package or the command of its program is missing."""
+        if absent := self.missing_packages:
+            names = " and ".join(filter(None, (", ".join(absent[:-1]), absent[-1])))
+            are = f"{names}, which {'is' if len(absent) == 1 else 'are'} not installed"
+            raise MayaError(f"the recipe {self.name} needs {are}.", f"Run: {how_to_install(packages=absent)}")
+        program = self.program(self.default).words[0]
+        if Path(program).exists() or program in ("torchrun", "python"):
+            return
+        from maya_core.launch.run import command_not_found, find_program
+
+        if find_program(program) is None:
+            error = command_not_found(program)
+            raise self._wrong(error.problem.rstrip("."), "command", advice=error.advice)
 
 
 def read_recipe(path: Path) -> CheckedRecipe:
@@ -416,7 +436,7 @@ def read_recipe(path: Path) -> CheckedRecipe:
             f"{path}{at}: this is not YAML ({getattr(error, 'problem', error)}).", "Correct that line."
         ) from error
     if not isinstance(raw, dict):
-        raise MayaError(f"{path}, line 1: a recipe consists of fields.", "docs/recipes.md describes every field.")
+        raise MayaError(f"{path}, line 1: a recipe consists of fields.", DESCRIBED)
     lines = _lines_of(node)
     try:
         recipe = Recipe.model_validate(raw)
@@ -425,9 +445,7 @@ def read_recipe(path: Path) -> CheckedRecipe:
         where = tuple(first["loc"])
         where = where[1:] if where[:1] == ("options",) else where
         field = ".".join(str(part) for part in where if not str(part).startswith(("function-", "list[", "dict[")))
-        raise MayaError(
-            f"{path}, line {line_of(lines, where)}: {field}: {first['msg']}.", "docs/recipes.md describes every field."
-        ) from error
+        raise MayaError(f"{path}, line {line_of(lines, where)}: {field}: {first['msg']}.", DESCRIBED) from error
     return CheckedRecipe(recipe, path, lines)
 
 

@@ -85,7 +85,7 @@ def new_recipe(command: list[str], gpu: str, nodes: int, gpus_per_node: int) -> 
         f"cluster: {{gpu: {gpu}, nodes: {nodes}, gpus_per_node: {gpus_per_node}}}",
         "",
         "# The knobs. Add `memory: rises` or `falls` if memory certainly does so from each value to the next: a configuration",
-        "# that does not fit then rules out others, which need not run. docs/recipes.md describes every field.",
+        "# that does not fit then rules out others, which need not run. `maya help recipes` describes every field.",
         "space:" if knobs else "space: {}",
         *(f"  {knob}: {yaml.safe_dump(values, default_flow_style=True).strip()}" for knob, values in knobs.items()),
     ]

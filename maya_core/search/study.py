@@ -22,6 +22,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict
 
 from maya_core.errors import MayaError
+from maya_core.installation import how_to_install, missing
 from maya_core.recording.files_read import stamp
 from maya_core.search.executors import Executor
 from maya_core.search.pruning import Pruner
@@ -474,7 +475,5 @@ def _optuna() -> Any:
 
 
 def _needs(package: str) -> None:
-    from importlib.util import find_spec
-
-    if find_spec(package) is None:
-        raise MayaError(f"{package} is not installed.", "Install it with: pip install 'maya-emulator[search]'")
+    if missing([package]):
+        raise MayaError(f"{package} is not installed.", f"Run: {how_to_install('search')}")

@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from maya_core.errors import MayaError
+from maya_core.installation import installation
 from maya_core.trace.communication import POINT_TO_POINT, CollectiveCall, Communicator
 from maya_core.trace.rank import RankTrace, read_trace
 from maya_core.trace.schema import EventKind
@@ -257,7 +258,7 @@ def _read_manifest(folder: Path) -> Manifest:
     if manifest.version > VERSION:
         raise MayaError(
             f"{path} was written by a newer Maya (job version {manifest.version}, this one reads up to {VERSION}).",
-            "Upgrade with: pip install -U maya-emulator",
+            installation().upgrade_advice(),
         )
     if not manifest.ranks:
         raise MayaError(f"{path} lists no ranks.", "Run `maya run` again to record it.")

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from maya_core.errors import MayaError
+from maya_core.installation import installation
 from maya_core.trace.call import DEFAULT_SETTINGS, Call, Tensor, TorchSettings, packed
 from maya_core.trace.communication import CollectiveCall, Communicator, Frame, Site
 from maya_core.trace.schema import EVENT, VERSION, EventKind
@@ -187,5 +188,5 @@ def _check_version(path: Path, meta: dict[str, Any]) -> None:
     if meta["version"] > VERSION:
         raise MayaError(
             f"{path} was written by a newer Maya (trace version {meta['version']}, this one reads up to {VERSION}).",
-            "Upgrade with: pip install -U maya-emulator",
+            installation().upgrade_advice(),
         )

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
 
 import pytest
+from maya_here import refused
 from search_here import MLP, job, write
 from typer.testing import CliRunner
 
-from maya_core import cli
+from maya_core import cli, installation
 from maya_core.errors import MayaError
+from maya_core.launch.fork_server import imports_of
 from maya_core.search.recipe import read_recipe
 from maya_core.search.shipped import find_recipe, new_recipe, shipped
 from maya_core.search.sizing import sized
@@ -50,6 +54,57 @@ def test_every_shipped_recipe_is_in_order(path: Path) -> None:
     assert found.violated(found.default) is None
     assert found.recipe.sizes.gpus and found.recipe.sizes.nodes
     assert 1 < sum(found.violated(point) is None for point in found.points()) <= found.size
+
+
+@pytest.mark.parametrize("path", shipped(), ids=lambda path: path.stem)
+def test_a_shipped_recipe_names_the_packages_of_its_program(path: Path) -> None:
+    """What its program and its launcher import, besides torch and the standard library."""
+    found = read_recipe(path)
+    words = found.program(found.default).words
+    program = next(Path(word) for word in words if word.endswith(".py"))
+    modules = {name.partition(".")[0] for name in imports_of(program)} | {words[0]} - {"torchrun", "python"}
+    needed = {"megatron-core" if name == "megatron" else name for name in modules - sys.stdlib_module_names - {"torch"}}
+    implied = {"accelerate"} if "Trainer" in program.read_text() else set()  # by the Trainer of transformers
+    assert set(found.recipe.packages) == needed | implied
+
+
+def without(*packages: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if these packages were not installed."""
+    real = installation.version_of
+    monkeypatch.setattr(installation, "version_of", lambda name: None if name in packages else real(name))
+
+
+def test_all_recipes_are_listed_if_packages_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    without("megatron-core", "peft", monkeypatch=monkeypatch)
+    listed = CliRunner().invoke(cli.app, ["recipes"], env={"COLUMNS": "200"}).output
+    for path in shipped():
+        assert path.stem in listed
+    assert len(re.findall(r"megatron-core *\n", listed)) == 3
+    line = installation.how_to_install("megatron", packages=["peft"])
+    assert f"To run those with missing packages: {line}\n" in listed
+
+
+@pytest.mark.parametrize("command", [["check"], ["search"], ["size", "--tokens", "1e9"]], ids=lambda words: words[0])
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without("deepspeed", "transformers", monkeypatch=monkeypatch)
+    words = [command[0], "llama2-13b-zero3-8xa100-40gb", *command[1:]]
+    said = refused(*words, cwd=tmp_path, monkeypatch=monkeypatch, capsys=capsys)
+    assert said.exit_code == 2
+    assert (
+        "the recipe llama2-13b-zero3-8xa100-40gb needs deepspeed and transformers, which are not installed. "
+        f"Run: {installation.how_to_install('deepspeed', 'huggingface')}"
+    ) in said.stderr
+
+
+def test_a_missing_command_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, MLP.replace("python {program}", "trochrun {program}"))
+    assert read_recipe(path).size == 20  # the recipe itself is in order
+    said = refused("check", str(path), cwd=tmp_path, monkeypatch=monkeypatch, capsys=capsys)
+    assert "mlp.yaml, line 3: command not found: 'trochrun'." in said.stderr
 
 
 WRONG = {

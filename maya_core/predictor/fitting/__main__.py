@@ -15,7 +15,7 @@ from maya_core.predictor.profile import SHIPPED, write_profile
 
 
 def main(
-    data: Annotated[Path, typer.Argument(help="Folder with the measurements; docs/predictor.md says which files.")],
+    data: Annotated[Path, typer.Argument(help="Folder with the measurements; `maya help predictor` says which files.")],
     family: Annotated[list[str] | None, typer.Option(help="Only these families.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for the profiles.")] = SHIPPED,
     evaluate: Annotated[

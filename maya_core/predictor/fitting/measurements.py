@@ -24,7 +24,7 @@ def read_table(folder: Path, name: str) -> Table:
     """
     path = folder / name
     if not path.exists():
-        raise MayaError(f"no measurements at {path}.", "docs/predictor.md lists the files of a data folder.")
+        raise MayaError(f"no measurements at {path}.", "`maya help predictor` lists the files of a data folder.")
     table = parquet.read_table(path) if name.endswith(".parquet") else csv.read_csv(path)
     found: Table = {}
     for column in table.column_names:
