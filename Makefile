@@ -1,5 +1,6 @@
 # make demo     everything from nothing: environment, install, Llama 3 8B on eight emulated H100, and a page about it
-# make test     the tests          make test-fast  the quick ones, in about a minute          make lint   style, types and directions of imports
+# make test     all tests. Its parts: make test-fast (about a minute), test-slow (whole programs), test-framework (Lightning, DeepSpeed, ...)
+# make lint     style, types and directions of imports
 # make docs     the site, strictly, into site/
 # make bench    speed figures      make format rewrites the sources in the project's style
 # make accuracy DATA=folder   errors on measurements: kernels (docs/predictor.md) and whole training runs (docs/accuracy.md)
@@ -12,7 +13,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 CPP := $(wildcard maya_core/device/native/*.cpp maya_core/device/native/*.h maya_core/simulator/*.cpp)
 
-.PHONY: demo test test-fast docs lint format bench bench-worlds bench-predictor bench-simulator accuracy accuracy-megatron profiles golden clean
+.PHONY: demo test test-fast test-slow test-framework docs lint format bench bench-worlds bench-predictor bench-simulator accuracy accuracy-megatron profiles golden clean
 
 demo: $(INSTALLED)
 	mkdir -p maya-out
@@ -23,6 +24,12 @@ test: $(INSTALLED)
 
 test-fast: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not framework" tests
+
+test-slow: $(INSTALLED)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "slow and not framework" tests
+
+test-framework: $(INSTALLED)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m framework tests
 
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir site
