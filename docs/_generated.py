@@ -1,18 +1,29 @@
-"""Fills the pages of the site with what the code itself declares: the options of the commands and the fields of a prediction. MkDocs calls
-`on_page_markdown` for every page (mkdocs.yml, `hooks`)."""
+"""Fills the pages of the site with what the code itself declares: the options of the commands, the fields of a prediction, and the Python
+interface. MkDocs calls `on_page_markdown` for every page (mkdocs.yml, `hooks`)."""
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
 import re
-from typing import Any
+import textwrap
+from collections.abc import Iterator
+from typing import Any, get_args
 
 import typer
 
+from maya_core import api
 from maya_core.cli import COMMANDS, app, calibrate
+from maya_core.report import prediction
 from maya_core.report.prediction import Prediction
+from maya_core.request import Request, options_of
+from maya_core.session.block import EmulatedBlock
+from maya_core.trace.job import JobTrace
 
-MARK = re.compile(r"<!-- generated: (.*?) -->")
-# Parts of a prediction that have a section of their own on the page.
+# Between the marks stands what readers see who read the page without the site.
+MARK = re.compile(r"<!-- generated: (.*?) -->.*?<!-- end -->", re.DOTALL)
+# Fields of a prediction that have a section of their own on the page.
 SECTIONS = {
     "step_time_range_s": "#how-wide-is-the-range",
     "mfu": "#how-are-mfu-and-hfu-counted",
@@ -22,23 +33,192 @@ SECTIONS = {
     "energy": "#how-is-energy-estimated",
     "assumptions": "#what-is-assumed",
 }
+# Units by the name of a field, the first pattern that matches.
+UNITS = {
+    r"bytes_per_s$": "bytes/s",
+    r"^(samples|tokens)_per_s": r"\1/s",
+    r"_flops_per_gpu$": "FLOP/s",
+    r"bytes$|_bytes_": "bytes",
+    r"_s$|^seconds$": "s",
+    r"^usd_per_hour$": "US$/h",
+    r"^usd_": "US$",
+    r"_w$|_w_": "W",
+    r"^joules_": "J",
+    r"^kwh_": "kWh",
+    r"^(mfu|hfu|measured|interpolated|extrapolated|bound|profiles)$": "share of 1",
+    r"^(model|hardware)$": "FLOP",
+}
+JSON_TYPES = {"string": "text", "integer": "integer", "number": "number", "boolean": "true or false", "null": "null"}
+# What users import, by package.
+PYTHON_INTERFACE = {
+    "maya_core": sorted(api.__all__, key=lambda name: (inspect.isclass(getattr(api, name)), name)),  # functions first
+    "maya_lightning": ["MayaEmulator"],
+    "maya_huggingface": ["MayaCallback"],
+    "maya_mlflow": ["record_actual"],
+}
+NOT_CREATED_BY_USERS = (EmulatedBlock, JobTrace, Prediction)
+INTERNAL = {"emulation"}  # members that the integrations use
+IN_PLUGINS = frozenset(name for name, _, option in options_of(Request) if option.in_plugins)
+TAKEN_BY = {"`emulate`, plugins": IN_PLUGINS, "`predict`": api.REPORT, "`what_if`": api.WHAT_IF}
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     return MARK.sub(lambda found: GENERATED[found[1]](), markdown)
 
 
+# ---- the fields of a prediction ----
+
+
 def fields() -> str:
-    """The table of a prediction's fields, and one for each of its parts."""
-    schema = Prediction.model_json_schema()
-    lines = ["| field | meaning |", "|---|---|"]
-    for name, field in schema["properties"].items():
-        more = f" [More]({SECTIONS[name]})" if name in SECTIONS else ""
-        lines.append(f"| `{name}` | {_cell(field['description'])}{more} |")
-    for part, content in schema["$defs"].items():
-        lines += ["", f"**{part}**: {_cell(content.get('description', ''))}", "", "| field | meaning |", "|---|---|"]
-        lines += [f"| `{name}` | {_cell(field['description'])} |" for name, field in content["properties"].items()]
+    """The table of a prediction's own fields."""
+    return _table_of_fields(Prediction.model_json_schema()["properties"], SECTIONS)
+
+
+def fields_of_parts() -> str:
+    """A table for every part of a prediction, with what Python offers beside the fields."""
+    lines: list[str] = []
+    for part, content in Prediction.model_json_schema()["$defs"].items():
+        lines += [f"### {part}", "", content["description"], "", _table_of_fields(content["properties"], {}), ""]
+        for name, member in _members(getattr(prediction, part)):
+            lines += [f"In Python also `.{name}`: {_first_lower(_text(member))}", ""]
     return "\n".join(lines)
+
+
+def _table_of_fields(properties: dict[str, Any], sections: dict[str, str]) -> str:
+    lines = ["| field | type | unit | meaning |", "|---|---|---|---|"]
+    for name, field in properties.items():
+        more = f" [More]({sections[name]})" if name in sections else ""
+        lines.append(f"| `{name}` | {_json_type(field)} | {unit(name, field)} | {_cell(field['description'])}{more} |")
+    return "\n".join(lines)
+
+
+def unit(name: str, field: dict[str, Any]) -> str:
+    """The unit of a number; empty for a count, and for what is no number."""
+    if not re.search(r"number|integer", str(field)):
+        return ""
+    for pattern, words in UNITS.items():
+        if found := re.search(pattern, name):
+            return found.expand(words)
+    return ""
+
+
+def _json_type(field: dict[str, Any]) -> str:
+    if "anyOf" in field:
+        return " or ".join(_json_type(each) for each in field["anyOf"])
+    if "$ref" in field:
+        part = str(field["$ref"]).rpartition("/")[2]
+        return f"[{part}](#{part.lower()})"
+    if "enum" in field or "const" in field:
+        return " or ".join(f'`"{value}"`' for value in field.get("enum", [field.get("const")]))
+    if field.get("type") == "array":
+        pair = field.get("prefixItems")
+        return f"list of {len(pair)} {_json_type(pair[0])}s" if pair else f"list of {_json_type(field['items'])}"
+    if field.get("type") == "object":
+        return f"object of {_json_type(field['additionalProperties'])}"
+    return JSON_TYPES[field["type"]]
+
+
+# ---- the Python interface ----
+
+
+def python_interface() -> str:
+    """Signature, docstring and members of every public name."""
+    lines: list[str] = []
+    for package, names in PYTHON_INTERFACE.items():
+        for name in names:
+            thing = getattr(importlib.import_module(package), name)
+            lines += [f"### {package}.{name}", "", _fence(f"{package}.{name}{_signature(thing)}"), "", _text(thing), ""]
+            if inspect.isclass(thing) and thing is not Prediction:
+                lines += [_member(name, member) for name, member in _members(thing)] + [""]
+    return "\n".join(lines)
+
+
+def options_in_python() -> str:
+    """The options of functions and plugins, and who takes which."""
+    lines = [
+        f"| option | type | default | meaning | {' | '.join(TAKEN_BY)} |",
+        "|---|---|---|---|" + ":-:|" * len(TAKEN_BY),
+    ]
+    for name, field, option in options_of(Request):
+        taken = [name in names for names in TAKEN_BY.values()]
+        if any(taken):
+            default = option.default or ("" if field.default is None else f"`{_value(field.default)}`")
+            marks = " | ".join("✓" if each else "" for each in taken)
+            lines.append(f"| `{name}` | {_type(field.annotation)} | {default} | {_cell(option.help)} | {marks} |")
+    return "\n".join(lines)
+
+
+def _members(thing: type) -> Iterator[tuple[str, Any]]:
+    """The documented methods, properties and attributes that a class itself defines."""
+    yield from _attributes(thing)
+    for name, member in vars(thing).items():
+        function = getattr(member, "fget", None) or getattr(member, "func", None) or getattr(member, "__func__", member)
+        if not name.startswith("_") and name not in INTERNAL and callable(function) and inspect.getdoc(function):
+            yield name, member
+
+
+def _attributes(thing: type) -> Iterator[tuple[str, str]]:
+    """Attributes of a dataclass with the text under them, which Python itself does not keep."""
+    if hasattr(thing, "__dataclass_fields__"):
+        body = ast.parse(textwrap.dedent(inspect.getsource(thing))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for field, text in zip(body.body, body.body[1:], strict=False):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                yield ast.unparse(field.target), ast.literal_eval(text.value)
+
+
+def _member(name: str, member: Any) -> str:
+    function = getattr(member, "__func__", member)
+    call = _signature(function, drop=1) if inspect.isfunction(function) else ""
+    return f"- **`{name}{call}`**: {_cell(_text(member))}"
+
+
+def _text(thing: Any) -> str:
+    text = thing if isinstance(thing, str) else inspect.getdoc(getattr(thing, "func", thing))
+    assert text, f"{thing} has no docstring"
+    return re.sub(r"docs/([\w-]+)\.md", r"[\1](\1.md)", inspect.cleandoc(text))
+
+
+def _signature(thing: Any, drop: int = 0) -> str:
+    """The arguments as they are written in the source; those of a plugin that are options are only named together."""
+    if thing in NOT_CREATED_BY_USERS:
+        return ""
+    # inspect.signature shows the options of a plugin one by one (request.plugin_signature).
+    initializer = getattr(thing, "__init__", None) if inspect.isclass(thing) else None
+    collapsed = hasattr(initializer, "__signature__")
+    parameters = list(inspect.signature(thing).parameters.values())[drop:]
+    kept = [each for each in parameters if not (collapsed and each.kind is each.KEYWORD_ONLY)]
+    words: list[str] = []
+    for parameter in kept:
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in words:
+            words.append("*")
+        words.append(_parameter(parameter))
+    words += ["**options"] * collapsed
+    flat = f"({', '.join(words)})"
+    return flat if len(flat) <= 88 else "(\n" + "".join(f"    {word},\n" for word in words) + ")"
+
+
+def _parameter(parameter: inspect.Parameter) -> str:
+    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    kind = parameter.annotation
+    stated = "" if stars or kind is parameter.empty else f": {getattr(kind, '__name__', kind)}"
+    default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
+    return f"{stars}{parameter.name}{stated}{default}"
+
+
+def _type(annotation: Any) -> str:
+    """A type as people write it in a call."""
+    kinds = get_args(annotation) or (annotation,)
+    if annotation in (tuple[int, ...] | None, tuple[int, ...]):
+        return "tuple of int"
+    return " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds if kind is not type(None))
+
+
+def _value(default: Any) -> str:
+    return repr(getattr(default, "value", default))
+
+
+# ---- the options of the commands ----
 
 
 def options() -> str:
@@ -81,4 +261,18 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-GENERATED = {"fields of a prediction": fields, "options of every command": options}
+def _first_lower(text: str) -> str:
+    return text[0].lower() + text[1:]
+
+
+def _fence(code: str) -> str:
+    return f"```python\n{code}\n```"
+
+
+GENERATED = {
+    "fields of a prediction": fields,
+    "fields of the parts": fields_of_parts,
+    "python interface": python_interface,
+    "options in python": options_in_python,
+    "options of every command": options,
+}
