@@ -59,7 +59,13 @@ PYTHON_INTERFACE = {
 NOT_CREATED_BY_USERS = (EmulatedBlock, JobTrace, Prediction)
 INTERNAL = {"emulation"}  # members that the integrations use
 IN_PLUGINS = frozenset(name for name, _, option in options_of(Request) if option.in_plugins)
-TAKEN_BY = {"`emulate`, plugins": IN_PLUGINS, "`predict`": api.REPORT, "`what_if`": api.WHAT_IF}
+TAKEN_BY = {
+    "plugins": IN_PLUGINS,
+    "`emulate`": IN_PLUGINS - {"json", "html"},
+    "`predict`": api.REPORT,
+    "`what_if`": api.WHAT_IF,
+}
+DEFAULTS = {"steps": "`3`; for `emulate`, the whole block"}
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
@@ -135,16 +141,18 @@ def python_interface() -> str:
 
 def options_in_python() -> str:
     """The options of functions and plugins, and who takes which."""
-    lines = [
-        f"| option | type | default | meaning | {' | '.join(TAKEN_BY)} |",
-        "|---|---|---|---|" + ":-:|" * len(TAKEN_BY),
-    ]
+    lines = ["| option | type | meaning | taken by |", "|---|---|---|---|"]
     for name, field, option in options_of(Request):
-        taken = [name in names for names in TAKEN_BY.values()]
-        if any(taken):
-            default = option.default or ("" if field.default is None else f"`{_value(field.default)}`")
-            marks = " | ".join("✓" if each else "" for each in taken)
-            lines.append(f"| `{name}` | {_type(field.annotation)} | {default} | {_cell(option.help)} | {marks} |")
+        taken = [who for who, names in TAKEN_BY.items() if name in names]
+        if taken:
+            default = (
+                DEFAULTS.get(name)
+                or option.default
+                or (None if field.default is None else f"`{_value(field.default)}`")
+            )
+            meaning = _cell(option.help) + (f" Default: {default}." if default else "")
+            by = "all" if len(taken) == len(TAKEN_BY) else ", ".join(taken)
+            lines.append(f"| `{name}` | {_type(field.annotation)} | {meaning} | {by} |")
     return "\n".join(lines)
 
 
@@ -208,7 +216,10 @@ def _parameter(parameter: inspect.Parameter) -> str:
 
 def _type(annotation: Any) -> str:
     """A type as people write it in a call."""
-    kinds = get_args(annotation) or (annotation,)
+    kinds = [
+        str if inspect.isclass(kind) and issubclass(kind, str) else kind
+        for kind in get_args(annotation) or (annotation,)
+    ]
     if annotation in (tuple[int, ...] | None, tuple[int, ...]):
         return "tuple of int"
     return " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds if kind is not type(None))

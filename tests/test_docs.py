@@ -91,7 +91,7 @@ def test_signatures_and_members() -> None:
 
 @pytest.mark.parametrize(
     ("option", "taken"),
-    [("gpus_per_node", "✓ |  | ✓"), ("steps", "✓ |  | "), ("attention", "✓ | ✓ | ✓"), ("network", "✓ | ✓ | ✓")],
+    [("gpus_per_node", "plugins, `emulate`, `what_if`"), ("json", "plugins"), ("attention", "all"), ("network", "all")],
 )
 def test_who_takes_an_option(option: str, taken: str) -> None:
     row = next(line for line in built("api").splitlines() if line.startswith(f"| `{option}` |"))
