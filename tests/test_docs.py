@@ -146,3 +146,15 @@ def test_accuracy_is_the_same_on_every_page() -> None:
     assert f"the error of peak memory is {memory_median:.1f} % and {memory_p90:.1f} %" in readme
     assert f"{median:.1f} % in the median of {timed} published runs, and {p90:.0f} % at the 90th percentile" in faq
     assert f"{runs.count} published training runs" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_tables_of_published_runs_are_those_that_the_script_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "accuracy"))
+    script = runpy.run_path(str(ROOT / "tests" / "accuracy" / "published_runs.py"))
+    script["write_page"](tmp_path / "page.md", [], [])
+    page = (DOCS / "accuracy.md").read_text()
+    for line in (tmp_path / "page.md").read_text().splitlines():
+        assert line in page
+    assert script["markdown"]([*script["HEADINGS"], "source"], []) in page

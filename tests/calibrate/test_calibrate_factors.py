@@ -1,4 +1,4 @@
-"""Calibrations: factors out of measurements, how predictions follow them, and the files they are kept in."""
+"""Calibrations: factors from measurements, how predictions follow them, and the files that store them."""
 
 from __future__ import annotations
 

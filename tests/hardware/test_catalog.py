@@ -129,7 +129,7 @@ def test_memory_power_and_size(gpu: str, gib: float, terabytes_per_s: float, wat
     assert found.power_limit_w == found.tdp_w
 
 
-def test_dtypes_a_chip_has_no_arithmetic_for_are_left_out() -> None:
+def test_dtypes_without_arithmetic_on_a_chip_are_absent() -> None:
     assert "bfloat16" not in find_gpu("v100").peak_flops
     assert "bfloat16" not in find_gpu("t4").peak_flops
     assert "float8" not in find_gpu("a100").peak_flops
