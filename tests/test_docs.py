@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +104,20 @@ def test_who_takes_an_option(option: str, taken: str) -> None:
 def test_ranks_are_no_option_of_python() -> None:
     assert "| `ranks` |" not in built("api")
     assert "`--ranks`" in built("options")
+
+
+@pytest.mark.slow
+def test_pages_load_nothing_from_elsewhere(tmp_path: Path) -> None:
+    mkdocs = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path / "site")]
+    subprocess.run(mkdocs, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, check=True)
+    pages = sorted((tmp_path / "site").rglob("*.html"))
+    assert len(pages) > 25
+    for page in pages:
+        text = page.read_text()
+        assert not re.findall(
+            r"""(?:src|srcset)=["']?(?:https?:)?//|<link[^>]*rel="?stylesheet"?[^>]*https?://""", text
+        )
+        assert 'data-md-component="source"' not in text, "the theme would ask api.github.com for stars"
 
 
 # ---- the accuracy of published runs ----
