@@ -13,7 +13,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 CPP := $(wildcard maya_core/device/native/*.cpp maya_core/device/native/*.h maya_core/simulator/*.cpp)
 
-.PHONY: demo test test-fast test-slow test-framework docs lint format bench bench-worlds bench-predictor bench-simulator accuracy accuracy-megatron profiles golden clean
+.PHONY: environment demo test test-fast test-slow test-framework docs lint format bench bench-worlds bench-predictor bench-simulator accuracy accuracy-megatron profiles golden clean
+
+environment: $(INSTALLED)
 
 demo: $(INSTALLED)
 	mkdir -p maya-out

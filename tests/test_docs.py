@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import maya_core
+from maya_core.report.field_tables import unit
 from maya_core.report.prediction import Prediction
 
 ROOT = Path(__file__).parents[1]
@@ -46,7 +47,7 @@ def test_every_field_of_a_prediction_is_on_its_page() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "field", "kind", "unit"),
+    ("name", "field", "kind", "shown_unit"),
     [
         ("Prediction", "step_time_s", "number or null", "s"),
         ("Prediction", "step_time_range_s", "list of 2 numbers or null", "s"),
@@ -60,10 +61,10 @@ def test_every_field_of_a_prediction_is_on_its_page() -> None:
         ("Flops", "peak_flops_per_gpu", "number", "FLOP/s"),
     ],
 )
-def test_types_and_units(name: str, field: str, kind: str, unit: str) -> None:
+def test_types_and_units(name: str, field: str, kind: str, shown_unit: str) -> None:
     page = built("prediction")
     text = page.split("\n## ")[0] if name == "Prediction" else section(page, name)
-    assert f"| `{field}` | {kind} | {unit} |" in text
+    assert f"| `{field}` | {kind} | {shown_unit} |" in text
 
 
 def test_every_number_that_is_no_count_has_a_unit() -> None:
@@ -71,7 +72,7 @@ def test_every_number_that_is_no_count_has_a_unit() -> None:
     for name, part in {"Prediction": SCHEMA, **PARTS}.items():
         for field, content in part["properties"].items():
             if "'number'" in str(content) and field not in counts:
-                assert generated["unit"](field, content), f"{name}.{field}"
+                assert unit(field, content), f"{name}.{field}"
 
 
 def test_every_public_name_is_on_the_page_of_the_python_interface() -> None:
