@@ -6,10 +6,12 @@ An integration is a package with one entry point, a function that receives an `I
     myframework = "maya_myframework.hooks:install"
 
     def install(integration: Integration) -> None:
+        integration.patches.supports("myframework")
         integration.patches.when_imported("myframework.trainer", functools.partial(_trainer, integration))
 
-Every change to the framework goes through `integration.patches`, which undoes it when the emulation ends. docs/architecture.md follows
-an example.
+Every change to the framework goes through `integration.patches` (framework_patches.py), which undoes it when the emulation ends. `supports`
+names a project, whose versions are those that the package requires of it; with others, the user is told. docs/architecture.md follows an
+example.
 """
 
 from __future__ import annotations
@@ -24,13 +26,15 @@ import torch
 
 from maya_core.collectives.exchange import Exchange, Peers
 from maya_core.device.emulated import EmulatedDevice
+from maya_core.framework_patches import FrameworkPatches, Ranges, checked_versions
 from maya_core.hardware.models import Gpu
 from maya_core.launch.link import Link
 from maya_core.launch.ranks import RankLauncher, RankProcess, RankSetting
 from maya_core.launch.settings import ProcessSettings
 from maya_core.launch.world import World
+from maya_core.messages import Notes
 from maya_core.ops.rules import Rules
-from maya_core.patches import Patches
+from maya_core.patches import Patches, first_of
 from maya_core.recording.batches import BatchRecord, batch_size, length_of
 from maya_core.recording.checkpoints import Checkpoints
 from maya_core.recording.model_state import ModelState
@@ -43,6 +47,7 @@ from maya_core.trace.schema import Category
 __all__ = [
     "BatchRecord",
     "Category",
+    "FrameworkPatches",
     "Integration",
     "ModelState",
     "Patches",
@@ -54,6 +59,7 @@ __all__ = [
     "World",
     "batch_size",
     "emulating",
+    "first_of",
     "length_of",
     "on_device",
 ]
@@ -70,6 +76,7 @@ class Emulated(Protocol):
     batches: BatchRecord
     checkpoints: Checkpoints
     skipped: Skipped
+    notes: Notes
     exchange: Exchange
     log: dict[str, dict[str, Any]]
     link: Link | None
@@ -84,9 +91,11 @@ class Emulated(Protocol):
 class Integration:
     """The emulation of this process, for the integration of a framework."""
 
-    def __init__(self, emulation: Emulated) -> None:
+    def __init__(self, emulation: Emulated, checked: Ranges | None = None) -> None:
+        """`checked` are the versions of projects that the integration was checked on; none for a plugin that the program itself creates."""
         self._emulation = emulation
-        self.patches: Patches = emulation.device.patches  # changes to other projects, undone when the emulation ends
+        # Changes to other projects, undone when the emulation ends.
+        self.patches = FrameworkPatches(emulation.device.patches, checked or {}, emulation.notes)
         self.steps: StepCounter = emulation.steps  # what counts as a training step, and when the program stops
         self.batches: BatchRecord = emulation.batches  # samples and tokens that the program trains on
         self.checkpoints: Checkpoints = emulation.checkpoints  # what is not written, because nothing was computed
@@ -198,4 +207,5 @@ def install_all(emulation: Emulated) -> None:
         install = entry.load()
         # Lines of an integration are never the program's.
         emulation.device.pass_over(os.path.dirname(inspect.getfile(install)))
-        install(Integration(emulation))
+        requirements = entry.dist.requires if entry.dist is not None else None
+        install(Integration(emulation, checked_versions(requirements)))

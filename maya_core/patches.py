@@ -6,10 +6,49 @@ import sys
 from collections.abc import Callable
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any
 
+from maya_core.errors import MayaError
+
 _ABSENT = object()
+
+
+class MissingName(MayaError):
+    """Another project no longer has a name that Maya replaces: it was renamed or removed in the installed version."""
+
+    def __init__(self, target: Any, name: str) -> None:
+        self.where = f"{_called(target)}.{name}"
+        self.project = self.where.partition(".")[0]
+        super().__init__(
+            f"{self.project} {version_of(self.project)} has no {self.where}, which Maya replaces.",
+            f"Install a version of {self.project} that Maya was checked on (`maya help versions`), or update Maya.",
+        )
+
+
+def _called(target: Any) -> str:
+    """A module's or class's full name, as a message shows it."""
+    if isinstance(target, ModuleType):
+        return target.__name__
+    owner = target if isinstance(target, type) else type(target)
+    return f"{owner.__module__}.{owner.__qualname__}"
+
+
+def version_of(project: str) -> str:
+    """The installed version of a project; that of its module, if the project has another name or was not installed but found."""
+    try:
+        return version(project)
+    except PackageNotFoundError:
+        return str(getattr(sys.modules.get(project), "__version__", "(version unknown)"))
+
+
+def first_of(target: Any, *names: str) -> Any:
+    """What has the first of these names that exists: a project has renamed it."""
+    for name in names:
+        if hasattr(target, name):
+            return getattr(target, name)
+    raise MissingName(target, names[0])
 
 
 Action = Callable[[ModuleType], None]
@@ -66,6 +105,22 @@ class Patches:
         self._watch: _ImportWatch | None = None
 
     def set(self, target: Any, name: str, value: Any) -> None:
+        """Replaces an attribute. Raises `MissingName` if there is none of that name: a patch that replaces nothing would go unnoticed."""
+        if not hasattr(target, name):
+            raise MissingName(target, name)
+        self.add(target, name, value)
+
+    def wrap(self, target: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
+        """Replaces a function or method by `wrapper(function)`. A class method or static method remains one."""
+        if not hasattr(target, name):
+            raise MissingName(target, name)
+        kept = vars(target).get(name, getattr(target, name))
+        bound = type(kept) if isinstance(kept, classmethod | staticmethod) else None
+        wrapped = wrapper(kept.__func__ if bound else kept)
+        self.add(target, name, bound(wrapped) if bound else wrapped)
+
+    def add(self, target: Any, name: str, value: Any) -> None:
+        """Sets an attribute that may be missing, such as the CUDA functions of a CPU build of torch."""
         before = vars(target).get(name, _ABSENT) if hasattr(target, "__dict__") else getattr(target, name, _ABSENT)
         setattr(target, name, value)
         if before is _ABSENT:

@@ -1,7 +1,7 @@
 """Supports `deepspeed --autotuning tune|run` under `maya run`. DeepSpeed's own tuner runs, and its experiments are emulated one after
 another. Each is a job with its own traces and prediction; the tuner reads the predicted metric from the file in which it expects the
 measured one. An experiment that runs out of memory fails as it would on the GPU, and no other machine is used. In the end `maya run`
-reports the best experiment or, with `run`, the training with its configuration. Checked with deepspeed 0.19."""
+reports the best experiment or, with `run`, the training with its configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Installs the patches of DeepSpeed for an emulation. Each subject has a file of its own. Checked with deepspeed 0.19."""
+"""Installs the patches of DeepSpeed for an emulation. Each subject has a file of its own."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ STATE = (bool, int, list, dict)  # types of a module's state that belongs to a j
 
 def install(integration: Integration) -> None:
     patches = integration.patches
+    patches.supports("deepspeed")
     for part in (launch, steps, labels, recompute, pipeline, host_tensors, skipped, log, refused):
         part.install(integration)
     patches.when_imported("deepspeed.ops.op_builder.builder", functools.partial(_emulated_ops, integration))

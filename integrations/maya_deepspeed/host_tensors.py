@@ -3,8 +3,7 @@ known anyway. DeepSpeed allocates these tensors, but they are never written, and
 and GPU are recorded as usual; what the host would do with such tensors is recorded as host work, like its optimizers (ops.py).
 
 Only calls from DeepSpeed's own code are changed, so the program's data is not affected. The patches are installed when a
-configuration offloads to the host, and only in processes that are emulated from start to end. Checked with deepspeed 0.19 and torch
-2.13.
+configuration offloads to the host, and only in processes that are emulated from start to end.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Runs the ranks of a `deepspeed` job on this machine, each with the command and environment that DeepSpeed would give it. Checked with
-deepspeed 0.19."""
+"""Runs the ranks of a `deepspeed` job on this machine, each with the command and environment that DeepSpeed would give it."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@ ZeRO's arithmetic (2 bytes of parameters, 2 of gradients, 12 of optimizer state)
 are the parameters.
 
 The attributes below belong to DeepSpeed's optimizers; each kind of optimizer has some of them. Buckets and gathered weights count as
-buffers. Checked with deepspeed 0.19.
+buffers.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Supports the `deepspeed` command under `maya run`. DeepSpeed's own parser reads the arguments, the hosts become the nodes of the
-emulated cluster, and the ranks run on this machine. Other machines are not used and need not exist. Checked with deepspeed 0.19."""
+emulated cluster, and the ranks run on this machine. Other machines are not used and need not exist."""
 
 from __future__ import annotations
 

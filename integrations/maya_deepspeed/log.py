@@ -2,7 +2,7 @@
 of this machine. After the run each line is printed once, as it was last written, with predicted times
 (maya_core/report/framework_log.py). DeepSpeed's timers are pairs of CUDA events, which are recorded; their time is the time between
 the events on the emulated GPU. A program that reads a timer itself gets NaN. What timers do on the device (events, synchronization)
-still happens and is counted. Checked with deepspeed 0.19."""
+still happens and is counted."""
 
 from __future__ import annotations
 

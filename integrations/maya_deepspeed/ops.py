@@ -12,10 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from maya_core.errors import MayaError
 from maya_core.integration import Integration
+from maya_core.torch_seam import tensors
 
 Tensors = list[torch.Tensor]
 
@@ -34,7 +34,7 @@ def _fused_adam(integration: Integration) -> dict[str, Any]:
     def multi_tensor_adam(chunk: int, flag: torch.Tensor, lists: list[Tensors], *settings: Any) -> None:
         gradients, parameters, averages, squares = lists
         # The kernel gets all numbers as arguments, so there is no step tensor; the flag takes its place.
-        torch._fused_adamw_(
+        tensors.fused_adamw_(
             parameters, gradients, averages, squares, [], [flag] * len(parameters),
             lr=0.0, beta1=0.9, beta2=0.999, weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False,
         )  # fmt: skip
@@ -45,7 +45,7 @@ def _fused_adam(integration: Integration) -> dict[str, Any]:
 def _fused_lion(integration: Integration) -> dict[str, Any]:
     def multi_tensor_lion(chunk: int, flag: torch.Tensor, lists: list[Tensors], *settings: Any) -> None:
         gradients, parameters, averages = lists
-        torch._fused_sgd_(
+        tensors.fused_sgd_(
             parameters, gradients, averages,
             weight_decay=0.0, momentum=0.9, lr=0.0, dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
         )  # fmt: skip
@@ -64,7 +64,7 @@ def _fused_lamb(integration: Integration) -> dict[str, Any]:
         *settings: Any,
     ) -> torch.Tensor:
         # Three kernels: the update with sums of squares per block, their sum, and the scaled step.
-        torch._fused_adamw_(
+        tensors.fused_adamw_(
             [parameter], [gradient.to(parameter.dtype)], [average], [square], [], [parameter.new_empty(())],
             lr=0.0, beta1=0.9, beta2=0.999, weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False,
         )  # fmt: skip
@@ -138,7 +138,7 @@ def _quantizer(integration: Integration) -> dict[str, Any]:
 
 
 def _flatten(integration: Integration) -> dict[str, Any]:
-    return {"flatten": _flatten_dense_tensors, "unflatten": _unflatten_dense_tensors}
+    return {"flatten": tensors.flatten, "unflatten": tensors.unflatten}
 
 
 def _nothing(*_: Any) -> None:

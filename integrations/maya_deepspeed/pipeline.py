@@ -1,6 +1,6 @@
 """Completes the messages in which pipeline stages announce shapes. DeepSpeed only writes the first numbers of a buffer on the GPU. The
 rest would have no known value, and then the receiver could not read the message. This patch writes the whole buffer in the same
-copy. Checked with deepspeed 0.19."""
+copy."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Makes recomputation visible in ZeRO-3's linear layers. They are autograd functions, which torch runs without gradients. In a
-checkpointed layer they would therefore count as backward instead of recomputation. Checked with deepspeed 0.19."""
+checkpointed layer they would therefore count as backward instead of recomputation."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Refuses DeepSpeed settings that cannot be emulated, when the configuration is read and before anything is built. Ops without a
-stand-in are refused when they are loaded (ops.py). Checked with deepspeed 0.19."""
+stand-in are refused when they are loaded (ops.py)."""
 
 from __future__ import annotations
 

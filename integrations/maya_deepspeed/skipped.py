@@ -1,5 +1,5 @@
 """Skips checkpoints, monitors and the communication log under emulation. Weights are not computed, so they cannot be saved, and times
-on this machine are not those of the GPUs (log.py prints predicted ones). Checked with deepspeed 0.19."""
+on this machine are not those of the GPUs (log.py prints predicted ones)."""
 
 from __future__ import annotations
 

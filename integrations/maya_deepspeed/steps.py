@@ -1,5 +1,5 @@
 """Counts the steps of a DeepSpeed engine. ZeRO steps the optimizer in parts, and once before training, with zero gradients, to create
-its state. Checked with deepspeed 0.19."""
+its state."""
 
 from __future__ import annotations
 

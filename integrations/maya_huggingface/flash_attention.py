@@ -1,5 +1,5 @@
 """A stand-in for attn_implementation="flash_attention_2" (and 3), because the flash_attn package needs a GPU to be built. PyTorch
-contains the same kernels, and their time and memory are known. Checked with transformers 5.22.
+contains the same kernels, and their time and memory are known.
 
 The package processes packed sequences in a single launch, and no dense launch has their shape. The stand-in assumes equal sequences
 with the same amount of work: n of them, where T tokens in sequences of lengths l have T*T/n = sum(l*l). A sliding window is assumed to

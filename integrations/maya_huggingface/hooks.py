@@ -1,6 +1,5 @@
 """Installs the patches of transformers, accelerate and related packages for an emulation. Each subject has a file of its own. Patches
-are applied when the program imports the package and undone when the emulation ends. Checked with transformers 5.22, accelerate
-1.15, peft 0.21 and trl 1.16."""
+are applied when the program imports the package and undone when the emulation ends."""
 
 from __future__ import annotations
 
@@ -9,6 +8,8 @@ from maya_huggingface import data, flash_attention, launch, packages, periods, r
 
 
 def install(integration: Integration) -> None:
+    for project in ("transformers", "accelerate"):
+        integration.patches.supports(project)
     for part in (launch, world, data, skipped, periods, flash_attention, triton_kernels, packages):
         part.install(integration)
     report_to.register(integration.patches)

@@ -1,4 +1,4 @@
-"""Warns if the emulation ends before something that accelerate does only every few batches. Checked with accelerate 1.15."""
+"""Warns if the emulation ends before something that accelerate does only every few batches."""
 
 from __future__ import annotations
 

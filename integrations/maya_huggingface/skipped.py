@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from maya_core.integration import Integration, StopProgram
+from maya_core.integration import Integration, StopProgram, first_of
 
 # Classes that write to a folder of the user. They may do so before training starts: scripts create tokenizers and models in this way.
 SAVERS = {
     "transformers.modeling_utils": "PreTrainedModel",
-    "transformers.configuration_utils": "PreTrainedConfig",
+    "transformers.configuration_utils": "PreTrainedConfig",  # before transformers 5, PretrainedConfig
     "transformers.tokenization_utils_base": "PreTrainedTokenizerBase",
     "transformers.processing_utils": "ProcessorMixin",
     "transformers.feature_extraction_utils": "FeatureExtractionMixin",
@@ -144,13 +144,17 @@ def _hub(integration: Integration, module: ModuleType) -> None:
         return module.RepoUrl(f"{self.endpoint}/{repo_id if '/' in repo_id else 'emulated/' + repo_id}")
 
     instead = {"create_repo": create_repo, **dict.fromkeys(HUB, _nothing(integration, "nothing is uploaded"))}
+    integration.patches.require(
+        module.HfApi, "create_commit", instead["create_commit"]
+    )  # through which everything is uploaded
     for name, function in instead.items():
-        integration.patches.set(module.HfApi, name, function)
-        integration.patches.set(module, name, functools.partial(function, module.api))
+        for owner, value in ((module.HfApi, function), (module, functools.partial(function, module.api))):
+            if hasattr(owner, name):  # versions of the hub's client have different ways to upload
+                integration.patches.set(owner, name, value)
 
 
 def _saver(integration: Integration, name: str, module: ModuleType) -> None:
-    saver = getattr(module, name)
+    saver = first_of(module, name, name.replace("PreTrained", "Pretrained"))
     original = saver.save_pretrained
 
     @functools.wraps(original)

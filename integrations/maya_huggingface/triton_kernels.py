@@ -1,5 +1,5 @@
 """Stand-ins for Triton kernels of Hugging Face's trainers, with the same launches and memory traffic. These kernels process a part of a
-tensor at a time, which the core's general recording of kernels cannot know. Checked with trl 1.16."""
+tensor at a time, which the core's general recording of kernels cannot know."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Supports `accelerate launch --emulate train.py`. A .pth file loads this module in every process whose command begins with a word
-that contains 'accelerate', so it checks the command exactly and is cheap to import. Checked with accelerate 1.15."""
+that contains 'accelerate', so it checks the command exactly and is cheap to import."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Supports `deepspeed --emulate train.py`. A .pth file loads this module in every process whose command begins with a word that
-contains 'deepspeed', so it checks the command exactly and is cheap to import. Checked with deepspeed 0.19."""
+contains 'deepspeed', so it checks the command exactly and is cheap to import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Installs the patches of Lightning for an emulation. Checked with lightning, pytorch-lightning and fabric 2.6.
+"""Installs the patches of Lightning for an emulation.
 
 The two main ones are in other files: the connector, where a Trainer or a Fabric turns its arguments into devices and ranks
 (connect.py), and `Trainer.fit` (fit.py). Callbacks that write files, stop the training or show wall-clock time do nothing.
@@ -35,6 +35,8 @@ QUIET = {
 
 def install(integration: Integration) -> None:
     patches = integration.patches
+    for project in ("lightning", "pytorch-lightning"):
+        patches.supports(project)
     for package in PACKAGES:
         if spec := importlib.util.find_spec(package):
             integration.not_the_program(*(spec.submodule_search_locations or ()))

@@ -1,6 +1,6 @@
 """Makes Megatron's datasets work under emulation. Rank 0 writes the indices of a dataset to a cache; the others wait at a barrier and
 read them. Barriers do not block emulated ranks, so here the others wait for rank 0 itself. The index of mock data is in memory and
-would need more than a hundred GiB for a whole training; a few steps only need its beginning. Checked with megatron-core 0.16.1."""
+would need more than a hundred GiB for a whole training; a few steps only need its beginning."""
 
 from __future__ import annotations
 

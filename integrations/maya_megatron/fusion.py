@@ -2,7 +2,7 @@
 kernel, without memory for intermediate results. Each call becomes one kernel over its inputs and outputs, forward and backward.
 
 A compiled function is assumed to save its inputs for backward and to recompute the rest (torch.compile's partitioner prefers
-existing tensors); of a dropout it saves the mask. Checked with megatron-core 0.16.1.
+existing tensors); of a dropout it saves the mask.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from maya_core.integration import Integration
+from maya_core.torch_seam.compile import original_function
+from maya_core.torch_seam.tensors import address, pytree
 
 PLAIN = (torch.Tensor, int, float, bool, str, torch.dtype, type(None))
 NAMESPACE = "megatron"
@@ -33,7 +34,7 @@ def install(integration: Integration) -> None:
     # If Megatron was imported before the emulation started, its functions are already compiled.
     for name in [name for name in sys.modules if name.startswith("megatron.core.")]:
         for attribute, value in list(vars(sys.modules[name]).items()):
-            if function := getattr(value, "_torchdynamo_orig_callable", None):
+            if function := original_function(value):
                 patches.set(sys.modules[name], attribute, fused(integration, function))
 
 
@@ -91,8 +92,8 @@ def _described(function: Callable[..., Any], flat: Sequence[Any], form: Any) -> 
             out, out_form = pytree.tree_flatten(function(*args, **kwargs))
     except (RuntimeError, NotImplementedError):
         return None
-    seen = {one.untyped_storage()._cdata for one in meta if isinstance(one, torch.Tensor)}
-    if not all(isinstance(one, torch.Tensor) and one.untyped_storage()._cdata not in seen for one in out):
+    seen = {address(one.untyped_storage()) for one in meta if isinstance(one, torch.Tensor)}
+    if not all(isinstance(one, torch.Tensor) and address(one.untyped_storage()) not in seen for one in out):
         return None  # in place, or a view of an input
     return [(one.shape, torch.empty_like(one).stride(), one.dtype) for one in out], out_form
 

@@ -1,5 +1,5 @@
 """Installs the patches of Megatron for an emulation. Each subject has a file of its own. Patches are applied when the program imports
-the module and undone when the emulation ends. Checked with megatron-core 0.16.1 and the Megatron-LM repository of that version."""
+the module and undone when the emulation ends."""
 
 from __future__ import annotations
 
@@ -8,5 +8,6 @@ from maya_megatron import datasets, fusion, kernels, log, offloading, packages, 
 
 
 def install(integration: Integration) -> None:
+    integration.patches.supports("megatron-core", module="megatron.core")
     for part in (state, fusion, kernels, packages, ranks, datasets, steps, log, skipped, offloading):
         part.install(integration)

@@ -1,7 +1,6 @@
 """Fills predicted times into Megatron's log. While the program runs, times are removed from its lines, because they would be those of
 the emulation; after the run, the line of an iteration is printed with predicted times. Memory is that of the emulated allocator and
-stays. In a real job the last rank writes that line; here it is the last stage of rank 0's pipeline, which is always emulated. Checked
-with the Megatron-LM repository at 0.16."""
+stays. In a real job the last rank writes that line; here it is the last stage of rank 0's pipeline, which is always emulated."""
 
 from __future__ import annotations
 

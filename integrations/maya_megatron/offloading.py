@@ -1,5 +1,5 @@
 """Offloads all of Megatron's activations (--fine-grained-activation-offloading) to the same host memory. Their values have no meaning,
-and this machine may have less memory than the hosts of the GPUs. Copies are recorded as usual. Checked with megatron-core 0.16.1."""
+and this machine may have less memory than the hosts of the GPUs. Copies are recorded as usual."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Starts the ranks that Megatron needs, and avoids others. The stages of this rank's pipeline will exchange messages with it, so they are
 all started as soon as they are known, instead of one after the other when messages arrive. For checkpoints, Megatron gathers the names
 of parameter groups from all ranks. Ranks that share a model have the same names, so each rank uses its own for all of them, and no
-rank is emulated for that. Checked with megatron-core 0.16.1."""
+rank is emulated for that."""
 
 from __future__ import annotations
 

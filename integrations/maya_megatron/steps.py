@@ -1,6 +1,5 @@
 """Counts the steps of Megatron's optimizers. They step torch's optimizers inside, one for each kind of parameter, and gather the updated
-parameters afterwards, which is part of the step. Megatron's own training loop is stopped after it has logged the step. Checked with
-megatron-core 0.16.1."""
+parameters afterwards, which is part of the step. Megatron's own training loop is stopped after it has logged the step."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Redirects what the program logs to MLflow under emulation to a temporary folder. Losses are constants and times are those of this
-machine, so they must not reach the user's experiments. Checked with MLflow 3.17."""
+machine, so they must not reach the user's experiments."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ FLUENT = "mlflow.tracking.fluent"
 
 
 def install(integration: Integration) -> None:
+    integration.patches.supports("mlflow")
     stores = TemporaryStores(integration)
     integration.patches.when_imported(TRACKING, stores.take_runs)
     integration.patches.when_imported(MODELS, stores.take_models)
@@ -45,7 +46,7 @@ class TemporaryStores:
         before = _active()
         patches.on_undo(functools.partial(self._forget, before))
         store = functools.partial(self._store, "runs")
-        patches.set(module.TrackingStoreRegistry, "get_store", lambda registry, *_, **__: store())
+        patches.require(module.TrackingStoreRegistry, "get_store", lambda registry, *_, **__: store())
 
     def take_artifacts(self, module: ModuleType) -> None:
         """Clears MLflow's cache of artifact locations during the emulation, and restores it afterwards."""
@@ -61,7 +62,7 @@ class TemporaryStores:
     def take_models(self, module: ModuleType) -> None:
         store = functools.partial(self._store, "models")
         registry = module.ModelRegistryStoreRegistry
-        self._integration.patches.set(registry, "get_store", lambda registry, *_, **__: store())
+        self._integration.patches.require(registry, "get_store", lambda registry, *_, **__: store())
 
     def _store(self, kind: str) -> Any:
         if self._folder is None:

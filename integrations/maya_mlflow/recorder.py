@@ -34,6 +34,7 @@ from maya_core.hardware.cluster import cluster
 from maya_core.messages import say
 from maya_core.recording.workload import WorkloadRecord
 from maya_core.report.prediction import Workload
+from maya_core.torch_seam.distributed import default_store
 from maya_mlflow import draft as drafts
 from maya_mlflow import keys
 from maya_mlflow.context import FINGERPRINT_VARIABLE, PAIR_VARIABLE, checked_pair, emulated
@@ -330,7 +331,7 @@ def _peaks_of_all(number: int, rank: int, world: int) -> list[tuple[int, int]]:
     mine = (torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()) if _on_gpu() else (0, 0)
     if world == 1 or not dist.is_initialized():
         return [mine]
-    store = dist.distributed_c10d._get_default_store()
+    store = default_store()
     name = f"maya/actual/{number}/{{}}"
     if rank != 0:
         store.set(name.format(rank), json.dumps(mine))

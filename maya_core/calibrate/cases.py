@@ -18,6 +18,7 @@ from maya_core.hardware.platform import Platform
 from maya_core.ops.attention_choice import settled
 from maya_core.ops.kernel import Kernel
 from maya_core.ops.plan import kernels_of
+from maya_core.torch_seam.dispatcher import schema as schema_of
 from maya_core.trace.call import Call, Tensor
 
 aten = torch.ops.aten
@@ -38,7 +39,7 @@ class CalibrationCase:
 class OpCall:
     """A call of one ATen op."""
 
-    op: Any  # torch._ops.OpOverload
+    op: Any  # an overload, such as torch.ops.aten.mm.default
     arguments: tuple[Any, ...]
 
     def __call__(self) -> Any:
@@ -47,7 +48,7 @@ class OpCall:
 
 def kernel_of(gpu: Gpu, call: OpCall, results: Any) -> Kernel | None:
     """The kernel that a call launches, including launches that are only measured together with it; None if there are several."""
-    schema = call.op._schema
+    schema = schema_of(call.op)
     given = list(call.arguments) + [argument.default_value for argument in schema.arguments[len(call.arguments) :]]
     outputs = results if isinstance(results, tuple) else (results,)
     platform = Platform(gpu)

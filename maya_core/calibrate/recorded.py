@@ -21,6 +21,7 @@ from maya_core.device.op_table import cuda_ops
 from maya_core.hardware.catalog import Gpu
 from maya_core.ops.kernel import Kernel
 from maya_core.ops.plan import kernels_of
+from maya_core.torch_seam.dispatcher import schema
 from maya_core.trace.schema import EVENT, EventKind
 
 # C++ names of element types, as compilers write them.
@@ -103,7 +104,7 @@ def _on_device() -> frozenset[str]:
 
 
 @functools.cache
-def overload(name: str, types: tuple[str, ...]) -> tuple[torch._ops.OpOverload, bool] | None:
+def overload(name: str, types: tuple[str, ...]) -> tuple[Any, bool] | None:
     """The overload that accepts these arguments, and whether it is one op for the GPU. Such overloads are preferred."""
     base = name.removeprefix("aten::")
     packet = getattr(torch.ops.aten, base, None) if base.isidentifier() else None
@@ -112,21 +113,22 @@ def overload(name: str, types: tuple[str, ...]) -> tuple[torch._ops.OpOverload, 
     found = []
     for which in packet.overloads():
         each = getattr(packet, which)
-        if _takes(each._schema, types):
+        if _takes(each, types):
             full = base if which == "default" else f"{base}.{which}"
             undefined = sum(
                 given == "" and str(argument.real_type) == "Tensor"
-                for argument, given in zip(each._schema.arguments, types, strict=True)
+                for argument, given in zip(schema(each).arguments, types, strict=True)
             )
             found.append((each, full in _on_device(), -undefined))
     best = max(found, key=lambda each: (each[1], each[2]), default=None)
     return (best[0], best[1]) if best is not None else None
 
 
-def _takes(schema: Any, types: tuple[str, ...]) -> bool:
-    if len(schema.arguments) != len(types):
+def _takes(op: Any, types: tuple[str, ...]) -> bool:
+    arguments = schema(op).arguments
+    if len(arguments) != len(types):
         return False
-    return all(_fits(str(argument.real_type), given) for argument, given in zip(schema.arguments, types, strict=True))
+    return all(_fits(str(argument.real_type), given) for argument, given in zip(arguments, types, strict=True))
 
 
 def _fits(wanted: str, given: str) -> bool:
@@ -190,11 +192,11 @@ class Replay:
         return [kernel for number in called for kernel in kernels_of(planner.calls[number], planner.platform)]
 
 
-def _arguments(op: torch._ops.OpOverload, call: RecordedCall) -> tuple[list[Any], dict[str, Any]]:
+def _arguments(op: Any, call: RecordedCall) -> tuple[list[Any], dict[str, Any]]:
     positional: list[Any] = []
     named: dict[str, Any] = {}
     shaped = [dims for given, dims in zip(call.types, call.dims, strict=True) if given in DTYPES and dims]
-    for place, argument in enumerate(op._schema.arguments):
+    for place, argument in enumerate(schema(op).arguments):
         value = _argument(argument, call, place, bool(shaped))
         if argument.kwarg_only:
             named[argument.name] = value

@@ -1,6 +1,6 @@
 """Replaces work that torch does for every rank of the world by work for the ranks that it looks at.
 
-A world of 16,384 ranks must not cost more than one of 8. Checked with torch 2.13.
+A world of 16,384 ranks must not cost more than one of 8.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import overload
 import torch
 
 from maya_core.patches import Patches
+from maya_core.torch_seam.distributed import CHUNK_WITH_EMPTY
 
 
 class Chunks(Sequence[torch.Tensor]):
@@ -40,7 +41,4 @@ class Chunks(Sequence[torch.Tensor]):
 
 
 def install(patches: Patches) -> None:
-    patches.when_imported(
-        "torch.distributed.fsdp._fully_shard._fsdp_param",
-        lambda module: patches.set(module, "_chunk_with_empty", Chunks),
-    )
+    CHUNK_WITH_EMPTY.replace(patches, Chunks)

@@ -1,4 +1,4 @@
-"""Installs the emulated backends in torch.distributed, where NCCL and gloo would be. Checked with torch 2.13."""
+"""Installs the emulated backends in torch.distributed, where NCCL and gloo would be."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from datetime import timedelta
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
@@ -18,6 +17,7 @@ from maya_core.collectives.exchange import Exchange, carrying_objects
 from maya_core.collectives.store_keys import Keys
 from maya_core.errors import MayaError
 from maya_core.patches import Patches
+from maya_core.torch_seam import distributed as seam
 
 # Collectives of Python objects: torch pickles them into tensors on the group's device, and the host reads them on arrival.
 OBJECT_COLLECTIVES = (
@@ -28,9 +28,6 @@ OBJECT_COLLECTIVES = (
     "scatter_object_list",
     "send_object_list",
 )
-
-# A program must call one of these before it can use memory that GPUs share.
-SYMMETRIC_MEMORY = ("empty_strided_p2p", "get_mempool_allocator", "rendezvous", "set_backend")
 
 
 def install(
@@ -52,12 +49,9 @@ def install(
     for name in OBJECT_COLLECTIVES:
         _set_in_both(patches, name, _carrying_objects(native, getattr(c10d, name)))
     # ZeroRedundancyOptimizer pickles objects itself, to send its shards to the rank that saves them.
-    patches.when_imported(
-        "torch.distributed.optim.zero_redundancy_optimizer",
-        lambda zero: patches.set(zero, "_broadcast_object", _carrying_objects(native, zero._broadcast_object)),
-    )
-    for name in SYMMETRIC_MEMORY:
-        patches.set(torch._C._distributed_c10d._SymmetricMemory, name, functools.partial(_no_symmetric_memory, name))
+    seam.BROADCAST_OBJECT.wrap(patches, functools.partial(_carrying_objects, native))
+    for each in seam.SYMMETRIC_MEMORY:
+        each.replace(patches, functools.partial(_no_symmetric_memory, each.name))
     _set_in_both(patches, "init_process_group", _noting_world(c10d.init_process_group, exchange, on_world))
 
 
@@ -72,27 +66,25 @@ def _process_groups(native: ModuleType, patches: Patches) -> None:
         setattr(nccl, f"NCCL_CTA_POLICY_{policy}", number)
     # A program can tune NCCL's kernels there; the emulation does not depend on it.
     nccl.Options.config = property(lambda self: self.__dict__.setdefault("config", SimpleNamespace()))
-    for name, emulated in (("ProcessGroupNCCL", nccl), ("ProcessGroupGloo", gloo)):
-        _set_in_both(patches, name, emulated)
-        patches.set(torch._C._distributed_c10d, name, emulated)
-    patches.set(c10d, "_NCCL_AVAILABLE", True)
-    patches.set(c10d, "_GLOO_AVAILABLE", True)
-    patches.set(c10d, "default_pg_nccl_timeout", timedelta(minutes=10))
+    for names, emulated in ((seam.PROCESS_GROUP_NCCL, nccl), (seam.PROCESS_GROUP_GLOO, gloo)):
+        for name in names:
+            name.replace(patches, emulated)
+    seam.NCCL_AVAILABLE.replace(patches, True)
+    seam.GLOO_AVAILABLE.replace(patches, True)
+    seam.NCCL_TIMEOUT.replace(patches, timedelta(minutes=10))
     # DDP's logger reads fields of a gloo group that only torch's C++ class has. Nobody reads its log in an emulation.
-    patches.set(dist.Logger, "set_construction_data_and_log", lambda *_: None)
+    seam.DDP_LOG.replace(patches, lambda *_: None)
     # The wrapper of TORCH_DISTRIBUTED_DEBUG=DETAIL compares collectives over gloo; Maya compares them when it collates traces.
-    patches.set(c10d, "_create_process_group_wrapper", lambda wrapped_pg, *args, **kwargs: wrapped_pg)
+    seam.GROUP_WRAPPER.replace(patches, lambda wrapped_pg, *args, **kwargs: wrapped_pg)
 
 
 def _stores(keys: Keys, patches: Patches) -> None:
     stores.EmulatedStore.keys = keys
-    rendezvous = sys.modules["torch.distributed.rendezvous"]  # `dist.rendezvous` is a function
-    for module in (dist, c10d, rendezvous):
-        for emulated in (stores.TCPStore, stores.FileStore):
-            if hasattr(module, emulated.__name__):
-                patches.set(module, emulated.__name__, emulated)
-    patches.set(
-        c10d, "_store_based_barrier", lambda *args, **kwargs: None
+    for emulated in (stores.TCPStore, stores.FileStore):
+        for name in seam.STORES[emulated.__name__]:
+            name.replace(patches, emulated)
+    seam.STORE_BASED_BARRIER.replace(
+        patches, lambda *args, **kwargs: None
     )  # it would count ranks that are not emulated
     patches.on_undo(stores.EmulatedStore.alive.clear)
 

@@ -11,7 +11,6 @@ import importlib.machinery
 import importlib.util
 import os
 import platform
-import runpy
 import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
@@ -19,34 +18,13 @@ from pathlib import Path
 from types import ModuleType
 
 from maya_core.cpp_build import WARNINGS, compiled, compiler, run_compiler
-from maya_core.errors import MayaError
+from maya_core.torch_seam.version import installed
 
 SOURCES = Path(__file__).parent / "native"
 MODULE = "maya_native"
 WHAT = "the emulated device"
-# The last flag: torch 2.13 is built with the newer ABI of libstdc++, and compilers of some distributions default to the older one.
+# The last flag: torch is built with the newer ABI of libstdc++, and compilers of some distributions default to the older one.
 FLAGS = ("-O2", "-std=c++20", "-fPIC", *WARNINGS, f"-DTORCH_EXTENSION_NAME={MODULE}", "-D_GLIBCXX_USE_CXX11_ABI=1")
-SUPPORTED_TORCH = ((2, 13), (2, 14))  # from, up to but not including: the native device uses torch's C++ internals
-
-
-def installed_torch() -> tuple[str, Path]:
-    """The version of the installed torch, as torch itself states it, and the folder of its package."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        raise MayaError("torch is not installed in this environment.", "Install it with: pip install torch==2.13.0")
-    folder = Path(spec.origin).parent
-    return str(runpy.run_path(str(folder / "version.py"))["__version__"]), folder
-
-
-def check_torch(version: str) -> None:
-    """Raises for a torch version that the native device was not written for."""
-    number = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
-    first, beyond = SUPPORTED_TORCH
-    if not first <= number < beyond:
-        raise MayaError(
-            f"torch {version} is not supported: the emulated device needs torch >= {first[0]}.{first[1]}, < {beyond[0]}.{beyond[1]}.",
-            f"Install it with: pip install 'torch>={first[0]}.{first[1]},<{beyond[0]}.{beyond[1]}'",
-        )
 
 
 def _build_key(version: str) -> str:
@@ -60,7 +38,7 @@ def _build_key(version: str) -> str:
 
 
 def _compile(folder: Path, binary: Path) -> None:
-    _, root = installed_torch()
+    root = installed().folder
     headers = (root / "include", root / "include/torch/csrc/api/include", sysconfig.get_paths()["include"])
     includes = [f"-isystem{folder}" for folder in headers]  # system headers: only our own code is checked for warnings
     compiler()  # raises if there is none, before any thread starts
@@ -91,10 +69,10 @@ _native: ModuleType | None = None
 
 def library() -> Path:
     """The path of the binary, which is compiled now if it is not in the cache."""
-    version, _ = installed_torch()
-    check_torch(version)
-    notice = "compiling the emulated device, once for this torch (about a minute) ..."
-    return compiled(_build_key(version), f"{MODULE}.so", notice, _compile)
+    torch = installed()
+    torch.check()
+    notice = "compiling the emulated device, once for this torch (a minute or two) ..."
+    return compiled(_build_key(torch.text), f"{MODULE}.so", notice, _compile)
 
 
 def native() -> ModuleType:

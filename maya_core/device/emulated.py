@@ -20,6 +20,7 @@ from maya_core.ops.products import blas_workspace_bytes
 from maya_core.ops.registry import VALUES
 from maya_core.ops.rules import Rules, no_rule_message
 from maya_core.patches import Patches
+from maya_core.torch_seam.cuda import libraries
 from maya_core.trace.call import DEFAULT_SETTINGS
 from maya_core.trace.schema import Phase
 from maya_core.version import PACKAGE
@@ -55,8 +56,8 @@ class EmulatedDevice:
             "prefer_cudnn_attention": prefers_cudnn(gpu),
             "deprioritize_cudnn_attention": os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1",
             "allocator_conf": shim.allocator_conf(),
-            "cudnn_version": shim.CUDNN_VERSION,
-            "cuda_version": 13000,
+            "cudnn_version": libraries().cudnn,
+            "cuda_version": libraries().cuda_number,
         }
         self.rules = Rules(self.native, op_table.compressed_ops())
         composed = self.rules.without_rule(op_table.sparse_ops())

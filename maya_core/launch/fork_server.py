@@ -30,11 +30,12 @@ from maya_core.errors import MayaError
 from maya_core.launch.coordinator import Coordinator
 from maya_core.launch.settings import VARIABLE, ProcessSettings
 from maya_core.request import Request
+from maya_core.torch_seam.compile import DYNAMO
 
 SERVER = "maya_core.session.forked"  # what runs in the process; named, because it belongs to a room further right
-# Parts of torch that training programs of many ranks import sooner or later; optimizers alone import torch._dynamo.
+# Parts of torch that training programs of many ranks import sooner or later; optimizers alone import dynamo.
 AHEAD = (
-    "torch._dynamo",
+    DYNAMO,
     "torch.distributed.tensor",
     "torch.distributed.fsdp",
     "torch.utils.data",

@@ -1,4 +1,4 @@
-"""torchrun: its own parser reads its command line, and its ranks run in the emulated world. Checked with torch 2.13. torch is imported only
+"""torchrun: its own parser reads its command line, and its ranks run in the emulated world. torch is imported only
 where torchrun is called, because other commands start without it."""
 
 from __future__ import annotations

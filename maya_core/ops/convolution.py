@@ -23,6 +23,8 @@ from maya_core.ops.registry import aten, op, values
 from maya_core.ops.rules import describe
 from maya_core.ops.traffic import relaid, streaming
 from maya_core.ops.work import Work
+from maya_core.torch_seam.cuda import cudnn_enabled
+from maya_core.torch_seam.dispatcher import convolution_shape, memory_format
 from maya_core.trace.call import Call, Tensor
 
 
@@ -182,19 +184,13 @@ def _input_as_2d(input: torch.Tensor) -> torch.Tensor:
 
 
 def cudnn_format(input: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
-    if not torch._C._get_cudnn_enabled() or torch.float64 in (input.dtype, weight.dtype):
+    if not cudnn_enabled() or torch.float64 in (input.dtype, weight.dtype):
         return torch.contiguous_format
     wanted = getattr(torch, _CHANNELS_LAST.get(weight.dim(), ""), None)
-    if wanted is not None and wanted in (_suggested(input), _suggested(weight)):
+    if wanted is not None and wanted in (memory_format(input), memory_format(weight)):
         answer: torch.memory_format = wanted
         return answer
     return torch.contiguous_format
-
-
-def _suggested(tensor: torch.Tensor) -> torch.memory_format:
-    from torch._prims_common import suggest_memory_format
-
-    return suggest_memory_format(tensor)
 
 
 def _empty(shape: Sequence[int], like: torch.Tensor, format: torch.memory_format) -> torch.Tensor:
@@ -226,10 +222,8 @@ def convolution(
     output_padding: list[int],
     groups: int,
 ) -> torch.Tensor:
-    from torch._meta_registrations import calc_conv_nd_return_shape
-
     _check_channels(input, weight, transposed, groups)
-    shape = calc_conv_nd_return_shape(
+    shape = convolution_shape(
         input, weight, stride, padding, dilation, transposed, groups, output_padding if transposed else None
     )
     return _empty(shape, input, cudnn_format(_input_as_2d(input), _as_2d(weight)))
@@ -252,8 +246,8 @@ def convolution_backward(
     format = cudnn_format(input2, weight2)
     if wants_weight:
         input2 = input2.contiguous(memory_format=format)
-    if torch._C._get_cudnn_enabled():
-        grad2 = grad2.contiguous(memory_format=_suggested(input2))
+    if cudnn_enabled():
+        grad2 = grad2.contiguous(memory_format=memory_format(input2))
     grad_input = _empty(input.shape, input, cudnn_format(grad2, weight2)) if wants_input else None
     grad_weight = _empty(weight.shape, weight, cudnn_format(input2, grad2)) if wants_weight else None
     channels = grad_output.size(1)

@@ -21,6 +21,7 @@ from maya_core.ops.registry import aten, op, values
 from maya_core.ops.rules import Rules, describe, rule
 from maya_core.ops.traffic import moved, streaming
 from maya_core.ops.work import Work
+from maya_core.torch_seam.cuda import cudnn_enabled
 from maya_core.trace.call import Call, Tensor, packed
 
 NONE, MEAN, SUM = range(3)
@@ -170,7 +171,7 @@ _LONGEST_CUDNN_TARGET = 256
 
 def _cudnn_takes(log_probs: torch.Tensor, targets: torch.Tensor, blank: int) -> bool:
     return (
-        torch._C._get_cudnn_enabled()
+        cudnn_enabled()
         and blank == 0
         and targets.dim() == 1
         and targets.dtype == torch.int32

@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from maya_core.ops.lazy_torch import torch
+from maya_core.torch_seam import dispatcher
 
 LARGEST_ON_HOST = 2**20  # elements: the native device remembers no more of a tensor that is not uniform
 
@@ -90,17 +91,12 @@ def _library(key: str, functions: dict[str, Callable[..., Any]]) -> torch.librar
 
 
 def without_autocast() -> AbstractContextManager[object]:
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
-        torch._C.DispatchKey.AutocastCUDA
-    )
-    return torch._C._ExcludeDispatchKeyGuard(keys)
+    return dispatcher.excluding("AutocastCPU", "AutocastCUDA")
 
 
 def _as_on_cpu(name: str) -> Callable[..., Any]:
     """The kernel of an op on CSR tensors that has one implementation for CPU and CUDA, made of other ops."""
-    base, _, overload = name.partition(".")
-    op = getattr(getattr(torch.ops.aten, base), overload or "default")
-    key = torch._C.DispatchKeySet(torch._C.DispatchKey.SparseCsrCPU)
+    op, key = dispatcher.overload(name), dispatcher.keys("SparseCsrCPU")
     return lambda *arguments, **options: op.redispatch(key, *arguments, **options)
 
 
@@ -121,11 +117,11 @@ class Rules:
         ]
 
     def close(self) -> None:
-        """Removes the kernels now. If it were left to the garbage collector, torch would do it while holding its own lock."""
+        """Removes the kernels."""
         if self in _IN_USE:
             _IN_USE.remove(self)
         for library in self._libraries:
-            library._destroy()  # type: ignore[no-untyped-call]
+            dispatcher.remove(library)
         self._libraries.clear()
 
     @staticmethod
@@ -136,7 +132,7 @@ class Rules:
     def _bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
             # As inside any kernel, nothing is differentiated or cast.
-            with torch._C._AutoDispatchBelowAutograd(), without_autocast():
+            with dispatcher.below_autograd(), without_autocast():
                 return function(self, *arguments, **options)
 
         return call

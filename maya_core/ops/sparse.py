@@ -15,6 +15,7 @@ from maya_core.ops.lazy_torch import torch
 from maya_core.ops.registry import aten, op
 from maya_core.ops.rules import Rules, compressed_rule, no_rule_message, rule, sparse_rule
 from maya_core.ops.work import Work
+from maya_core.torch_seam import dispatcher
 from maya_core.trace.call import Call
 
 # Ops with one implementation for CPU and CUDA, made of other ops only.
@@ -35,14 +36,11 @@ def _as_on_cpu(name: str) -> Callable[..., Any]:
     """The kernel of an op that has one implementation for CPU and CUDA, made of other ops only."""
 
     def run(rules: Rules, *arguments: Any) -> Any:
-        base, _, overload = name.partition(".")
-        op = getattr(getattr(torch.ops.aten, base), overload or "default")
-        positional = [a for a in op._schema.arguments if not a.kwarg_only]
-        options = dict(
-            zip((a.name for a in op._schema.arguments if a.kwarg_only), arguments[len(positional) :], strict=True)
-        )
-        keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-        return op.redispatch(keys, *arguments[: len(positional)], **options)
+        op = dispatcher.overload(name)
+        schema = dispatcher.schema(op).arguments
+        positional = [a for a in schema if not a.kwarg_only]
+        options = dict(zip((a.name for a in schema if a.kwarg_only), arguments[len(positional) :], strict=True))
+        return op.redispatch(dispatcher.keys("CPU"), *arguments[: len(positional)], **options)
 
     return run
 

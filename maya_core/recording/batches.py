@@ -5,7 +5,7 @@ Frameworks with data loaders of their own call `BatchRecord` from their integrat
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import dataloader
 
 from maya_core.patches import Patches
+from maya_core.torch_seam.training import NEXT_BATCH, index_sampler
 
 DEEPEST = 4  # levels of lists and dicts in a batch that are searched for tensors
 
@@ -48,8 +48,9 @@ class BatchRecord:
         self._kept: list[Any] = []  # so that no other object can get the same id
 
     def install(self, patches: Patches) -> None:
-        original = dataloader._BaseDataLoaderIter.__next__
+        NEXT_BATCH.wrap(patches, self._noting)
 
+    def _noting(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def __next__(iterator: Any) -> Any:
             batch = original(iterator)
             if self._within or not torch.is_grad_enabled():
@@ -58,11 +59,11 @@ class BatchRecord:
                 size = batch_size(batch)
             except Exception:  # a batch of an unknown type: the program must not fail because it is counted
                 return batch
-            sampler = getattr(iterator, "_index_sampler", None)
+            sampler = index_sampler(iterator)
             self.note(sampler, [size], length_of(sampler), _replicas(sampler))
             return batch
 
-        patches.set(dataloader._BaseDataLoaderIter, "__next__", __next__)
+        return __next__
 
     @contextmanager
     def within(self) -> Iterator[None]:

@@ -1,6 +1,6 @@
 """Skips checkpoints under emulation. Weights are not computed, so a checkpoint would fill the disk with constants and might replace
 a real one. What a program does on the device to collect its state still runs and is counted; only writing is skipped, with one
-message. Checked with torch 2.13.
+message.
 
 torch.distributed.checkpoint writes and reads nothing. torch.save writes an object unless it contains a tensor of the emulated
 device, or a host copy of one whose values are not known; it can always write to memory. The same holds for safetensors.
@@ -23,6 +23,8 @@ from maya_core.errors import MayaError
 from maya_core.patches import Patches
 from maya_core.recording.host_weights import is_unfilled
 from maya_core.recording.skipped import Skipped
+from maya_core.torch_seam import training as seam
+from maya_core.torch_seam.tensors import untyped
 
 
 def install(native: ModuleType, patches: Patches, skipped: Skipped) -> Checkpoints:
@@ -31,10 +33,9 @@ def install(native: ModuleType, patches: Patches, skipped: Skipped) -> Checkpoin
         emulated = getattr(checkpoints, name)(getattr(torch, name))
         patches.set(torch, name, emulated)
         patches.set(torch.serialization, name, emulated)
-    folder = "torch.distributed.checkpoint"
-    patches.when_imported(f"{folder}.state_dict_saver", functools.partial(_no_saving, checkpoints, patches))
-    patches.when_imported(f"{folder}.state_dict_loader", functools.partial(_no_loading, checkpoints, patches))
-    patches.when_imported(f"{folder}.staging", functools.partial(_no_staging, patches))
+    _no_saving(checkpoints, patches)
+    _no_loading(checkpoints, patches)
+    _no_staging(patches)
     patches.when_imported("safetensors.torch", functools.partial(_no_safetensors, checkpoints, patches))
     return checkpoints
 
@@ -104,31 +105,33 @@ class _Finder(pickle.Pickler):
     def persistent_id(self, obj: object) -> str | None:
         if not isinstance(obj, (torch.storage.TypedStorage, torch.UntypedStorage)):
             return None
-        if self.condition(obj._untyped_storage if isinstance(obj, torch.storage.TypedStorage) else obj):
+        if self.condition(untyped(obj)):
             self.found = True
             raise StopIteration
         return "storage"
 
 
-def _no_saving(checkpoints: Checkpoints, patches: Patches, saver: ModuleType) -> None:
+def _no_saving(checkpoints: Checkpoints, patches: Patches) -> None:
+    def report(where: object) -> Any:
+        from torch.distributed.checkpoint import Metadata
+
+        checkpoints.skipped.report("torch.distributed.checkpoint writes nothing", where, True)
+        return Metadata(state_dict_metadata={})
+
     def save(state_dict: Any, storage_writer: Any, *args: Any, **kwargs: Any) -> Any:
-        checkpoints.skipped.report(
-            "torch.distributed.checkpoint writes nothing", getattr(storage_writer, "checkpoint_id", None), True
-        )
-        return saver.Metadata(state_dict_metadata={})
+        return report(getattr(storage_writer, "checkpoint_id", None))
 
     class Executor:
         def execute_save(self, state_dict: Any, **kwargs: Any) -> Future[Any]:
-            where = kwargs.get("checkpoint_id") or getattr(kwargs.get("storage_writer"), "checkpoint_id", None)
-            checkpoints.skipped.report("torch.distributed.checkpoint writes nothing", where, True)
-            return _done(saver.Metadata(state_dict_metadata={}))
+            writer = kwargs.get("storage_writer")
+            return _done(report(kwargs.get("checkpoint_id") or getattr(writer, "checkpoint_id", None)))
 
-    patches.set(saver, "_save_state_dict", save)
-    patches.set(saver, "_ThreadBasedAsyncCheckpointExecutor", Executor)
-    patches.set(saver, "_ProcessBasedAsyncCheckpointExecutor", Executor)
+    seam.SAVE_STATE_DICT.replace(patches, save)
+    for executor in seam.ASYNC_EXECUTORS:
+        executor.replace(patches, Executor)
 
 
-def _no_loading(checkpoints: Checkpoints, patches: Patches, loader: ModuleType) -> None:
+def _no_loading(checkpoints: Checkpoints, patches: Patches) -> None:
     def load(state_dict: Any, storage_reader: Any, *args: Any, **kwargs: Any) -> None:
         checkpoints.skipped.report(
             "torch.distributed.checkpoint reads nothing, tensors stay as they are",
@@ -136,17 +139,17 @@ def _no_loading(checkpoints: Checkpoints, patches: Patches, loader: ModuleType) 
             True,
         )
 
-    patches.set(loader, "_load_state_dict", load)
+    seam.LOAD_STATE_DICT.replace(patches, load)
 
 
-def _no_staging(patches: Patches, staging: ModuleType) -> None:
+def _no_staging(patches: Patches) -> None:
     """Skips the copy on the host that async_save makes first."""
 
     def stage(self: Any, state_dict: Any, **kwargs: Any) -> Any:
-        return _done(state_dict) if self._config.use_async_staging else state_dict
+        return _done(state_dict) if seam.stages_in_background(self) else state_dict
 
-    patches.set(staging.DefaultStager, "stage", stage)
-    patches.set(staging.BlockingAsyncStager, "stage", lambda self, state_dict: state_dict)
+    seam.STAGE.replace(patches, stage)
+    seam.STAGE_BLOCKING.replace(patches, lambda self, state_dict: state_dict)
 
 
 def _no_safetensors(checkpoints: Checkpoints, patches: Patches, safetensors: ModuleType) -> None:

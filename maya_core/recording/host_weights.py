@@ -16,6 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import init
 
 from maya_core.patches import Patches
+from maya_core.torch_seam.tensors import address
 
 LARGE = 2**20  # the initialization of tensors with at least this many elements may be skipped
 FILLED = 2**27  # elements of large tensors that are still initialized, which takes about a second
@@ -32,7 +33,7 @@ def install(patches: Patches) -> None:
 
 
 def is_unfilled(storage: torch.UntypedStorage) -> bool:
-    reference = _unfilled.get(storage._cdata)
+    reference = _unfilled.get(address(storage))
     return reference is not None and not reference.expired()  # type: ignore[no-untyped-call]
 
 
@@ -69,7 +70,7 @@ def _skipping_large(original: Callable[..., Any], budget: Budget) -> Callable[..
             with budget:
                 return original(tensor, *args, **kwargs)
         storage = tensor.untyped_storage()
-        _unfilled[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        _unfilled[address(storage)] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         return tensor
 
     return fill

@@ -9,18 +9,20 @@ import torch
 from torch import nn
 
 from maya_core.patches import Patches
+from maya_core.torch_seam.distributed import local_tensor
+from maya_core.torch_seam.training import ORIGINAL_MODULE, original_module
 from maya_core.trace.schema import Category, Phase
 
 
 def on_device(tensors: Iterable[torch.Tensor | None]) -> list[torch.Tensor]:
     """The tensors on this rank's GPUs. Of a distributed tensor, the local part."""
-    local = [getattr(tensor, "_local_tensor", tensor) for tensor in tensors]
+    local = [local_tensor(tensor) for tensor in tensors]
     return [tensor.detach() for tensor in local if isinstance(tensor, torch.Tensor) and tensor.is_cuda]
 
 
 def on_host(tensors: Iterable[torch.Tensor | None]) -> list[torch.Tensor]:
     """The tensors on the host. Of a distributed tensor, the local part."""
-    local = [getattr(tensor, "_local_tensor", tensor) for tensor in tensors]
+    local = [local_tensor(tensor) for tensor in tensors]
     return [tensor for tensor in local if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu"]
 
 
@@ -47,10 +49,10 @@ class ModulePaths:
 
     def _name_tree(self, root: nn.Module) -> None:
         """Numbers a model. A module that runs and has no number yet is the root of one."""
-        name = type(getattr(root, "_orig_mod", root)).__name__  # torch.compile's wrapper gets the name of what it wraps
+        name = type(original_module(root)).__name__  # torch.compile's wrapper gets the name of what it wraps
         for path, module in root.named_modules():
             self.native.number_module(module, len(self.names))
-            path = path.removeprefix("_orig_mod").removeprefix(".")
+            path = path.removeprefix(ORIGINAL_MODULE).removeprefix(".")
             self.names.append(f"{name}.{path}" if path else name)
         # Called on nn.Module, because Megatron's DDP has an attribute of the same name.
         self.native.label(on_device(nn.Module.parameters(root)), Category.PARAMETERS)

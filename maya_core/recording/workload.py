@@ -21,6 +21,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from maya_core.recording.batches import batch_size, tensors_of
+from maya_core.torch_seam import distributed as seam
 
 STEPS = 2  # lengths that differ between these steps belong to the data, not to the job
 WRAPPERS = {"DistributedDataParallel": "ddp", "DataParallel": "dp"}
@@ -180,13 +181,13 @@ def _parameters(root: nn.Module) -> Iterator[tuple[tuple[int, ...], str, bool, l
     """The unsharded parameters of a model, and what shards them: (shape, dtype, trained, sharding)."""
     flat: set[int] = set()
     for module in root.modules():
-        handle = getattr(module, "_handle", None)
-        whole = getattr(handle, "flat_param", None)
-        if whole is None or not hasattr(whole, "_shapes"):
+        whole = seam.flat_parameter(module)
+        if whole is None:
             continue
         # In FSDP1, parameters are parts of a flat one, which knows their shapes.
-        flat.update(map(id, (whole, *(getattr(whole, "_params", None) or ()))))
-        for shape in whole._shapes:
+        parts, shapes = seam.flat_parts(whole)
+        flat.update(map(id, (whole, *parts)))
+        for shape in shapes:
             yield tuple(shape), _dtype(whole.dtype), whole.requires_grad, ["fsdp"]
     for parameter in nn.Module.parameters(root):
         if id(parameter) in flat:
@@ -207,9 +208,8 @@ def _group_sizes() -> list[int]:
     """The sizes of this rank's process groups: its degrees of parallelism."""
     if not dist.is_available() or not dist.is_initialized():
         return []
-    groups = dist.distributed_c10d._world.pg_group_ranks
     rank = dist.get_rank()
-    return sorted({len(ranks) for ranks in groups.values() if rank in ranks and len(ranks) > 1})
+    return sorted({len(ranks) for ranks in seam.group_ranks() if rank in ranks and len(ranks) > 1})
 
 
 def _autocast() -> str:

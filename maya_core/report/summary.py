@@ -366,6 +366,7 @@ def _caveats(analysis: Analysis) -> list[str]:
             found.append(
                 f"In {assumed} collective{'s' * (assumed != 1)} of host data, ranks that are not emulated were assumed to contribute the same data as the emulated rank."
             )
+        found += trace.meta.get("notes", [])
         if trace.meta["ended"] == "failed":
             continue
         survived = int(np.count_nonzero(trace.events["kind"] == EventKind.OUT_OF_MEMORY))

@@ -24,6 +24,7 @@ from maya_core.launch.link import Link
 from maya_core.launch.rerun import OtherRanks, program_again
 from maya_core.launch.settings import ProcessSettings
 from maya_core.launch.world import World
+from maya_core.messages import Notes
 from maya_core.recording import checkpoints
 from maya_core.recording.batches import BatchRecord
 from maya_core.recording.files_read import FilesRead
@@ -69,6 +70,7 @@ class Emulation:
             self.device.native, self.collectives, self.link, Buffers(self.device.gpu, self.ranks_per_node)
         )
         self.skipped = Skipped()
+        self.notes = Notes(quiet=bool(self.rank))
         self.trace: RankTrace | None = None
         self.forked = False
         self.others: OtherRanks | None = None
@@ -227,6 +229,7 @@ class Emulation:
             "files": self.files.found() if self.files is not None else [],
             "compiled": self.compile.record.found(),
             "asked_gpu": list(self.device.asked_gpu),
+            "notes": self.notes.sentences,
         }
 
     def _write(self, trace: RankTrace) -> None:

@@ -1,13 +1,12 @@
 """Ranks that a program starts itself, with torch.multiprocessing: mp.spawn starts only the ranks that the emulation needs, and processes that
 are started by hand are emulated like their parent. torch.distributed.run is replaced in the same way, so that a launcher inside a script
-works too. Checked with torch 2.13."""
+works too."""
 
 from __future__ import annotations
 
 import functools
 import multiprocessing.process
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ from maya_core.launch.link import Link
 from maya_core.launch.ranks import RankLauncher, RankLoop
 from maya_core.launch.settings import VARIABLE, ProcessSettings
 from maya_core.patches import Patches
+from maya_core.torch_seam.distributed import START_PROCESSES, TORCHRUN
 
 
 def install(link: Link, settings: Callable[[], ProcessSettings], patches: Patches) -> None:
@@ -24,13 +24,10 @@ def install(link: Link, settings: Callable[[], ProcessSettings], patches: Patche
     process = multiprocessing.process.BaseProcess
     patches.set(process, "start", _emulating_children(process.start, settings))
     patches.set(process, "join", _idle_while(process.join, link))
-    spawn = sys.modules["torch.multiprocessing.spawn"]
     start_processes = functools.partial(_start_needed, torch_mp.start_processes, link)
-    for module in (torch_mp, spawn):
-        patches.set(module, "start_processes", start_processes)
-    import torch.distributed.run
-
-    patches.set(torch.distributed.run, "run", functools.partial(_run_torchrun, link, settings))
+    for each in START_PROCESSES:
+        each.replace(patches, start_processes)
+    TORCHRUN.replace(patches, functools.partial(_run_torchrun, link, settings))
 
 
 def _emulating_children(original: Callable[..., None], settings: Callable[[], ProcessSettings]) -> Callable[..., None]:

@@ -16,7 +16,7 @@
 | user_kernels | Triton kernels of the program itself |
 | compile_record | what was compiled, how often and why, for the trace |
 
-A program that compiles nothing does not import the patched modules, and pays nothing. Checked with torch 2.13 and triton 3.7.
+A program that compiles nothing does not import the patched modules, and pays nothing.
 """
 
 from maya_core.torch_compile.install import TorchCompile

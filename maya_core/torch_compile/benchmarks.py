@@ -16,6 +16,7 @@ from maya_core.device.planner import Planner
 from maya_core.ops.kernel import Gemm, Kernel
 from maya_core.ops.plan import kernels_of
 from maya_core.patches import Patches
+from maya_core.torch_seam import compile as seam
 
 SHORTEST_MS = 1e-4  # of nothing at all: inductor divides by what it is told
 # The predictor prices products as if aligned, for want of a table of others; profiles show them take two to three times as long
@@ -56,15 +57,9 @@ def misaligned(kernel: Kernel) -> bool:
 
 
 def install(prices: Prices, patches: Patches) -> None:
-    def benchmarkers(module: ModuleType) -> None:
-        def benchmark_gpu(self: Any, work: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
-            ms = prices.of(work)
-            return [ms] if kwargs.get("return_mode") == "all" else ms
-
-        for name in ("Benchmarker", "TritonBenchmarker", "InductorBenchmarker", "TorchProfilerBenchmarker"):
-            for method in ("benchmark_gpu", "benchmark_gpu_with_cuda_graph"):
-                if method in vars(getattr(module, name)):
-                    patches.set(getattr(module, name), method, benchmark_gpu)
+    def benchmark_gpu(self: Any, work: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
+        ms = prices.of(work)
+        return [ms] if kwargs.get("return_mode") == "all" else ms
 
     def made_for_benchmarks(function: Callable[..., Any]) -> Callable[..., Any]:
         """What a function allocates is only there to be timed."""
@@ -76,21 +71,7 @@ def install(prices: Prices, patches: Patches) -> None:
 
         return run
 
-    def padding(module: ModuleType) -> None:
-        patches.set(module, "_should_pad", made_for_benchmarks(module._should_pad))
-
-    def choices(module: ModuleType) -> None:
-        for name in ("benchmark_choices", "benchmark_in_current_process"):
-            if name in vars(module.AlgorithmSelectorCache):
-                kept = vars(module.AlgorithmSelectorCache)[name]
-                function = kept.__func__ if isinstance(kept, classmethod | staticmethod) else kept
-                wrapped = made_for_benchmarks(function)
-                patches.set(
-                    module.AlgorithmSelectorCache,
-                    name,
-                    type(kept)(wrapped) if isinstance(kept, classmethod | staticmethod) else wrapped,
-                )
-
-    patches.when_imported("torch._inductor.runtime.benchmarking", benchmarkers)
-    patches.when_imported("torch._inductor.fx_passes.pad_mm", padding)
-    patches.when_imported("torch._inductor.select_algorithm", choices)
+    for benchmark in seam.BENCHMARKS:
+        benchmark.replace(patches, benchmark_gpu)
+    for function in (*seam.SHOULD_PAD, *seam.BENCHMARK_CHOICES):
+        function.wrap(patches, made_for_benchmarks)

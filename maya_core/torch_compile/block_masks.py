@@ -1,29 +1,29 @@
 """Block masks of flex_attention. The number of blocks in a mask decides how long the attention takes, but masks are created on the
-device, where values are not computed. Most masks depend on indices alone, so the host can compute them. Checked with torch 2.13.
+device, where values are not computed. Most masks depend on indices alone, so the host can compute them.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from maya_core.ops.rules import Rules
 from maya_core.patches import Patches
+from maya_core.torch_seam import compile as seam
 
 MOST = 1 << 28  # entries of a mask that the host computes: a quarter of a GB, a second or two
 COUNTS = ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks")
 
 
 def install(rules: Rules, patches: Patches) -> None:
-    patches.when_imported("torch.nn.attention.flex_attention", functools.partial(_watch, rules, patches))
+    seam.CREATE_BLOCK_MASK.wrap(patches, functools.partial(_watch, rules))
 
 
-def _watch(rules: Rules, patches: Patches, module: ModuleType) -> None:
-    original = module.create_block_mask
+def _watch(rules: Rules, original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -35,7 +35,7 @@ def _watch(rules: Rules, patches: Patches, module: ModuleType) -> None:
             _remember_counts(rules, original, made, given.arguments)
         return made
 
-    patches.set(module, "create_block_mask", create_block_mask)
+    return create_block_mask
 
 
 def _remember_counts(rules: Rules, create: Any, made: Any, given: dict[str, Any]) -> None:

@@ -1,13 +1,11 @@
 """The caches of inductor and Triton, in a folder of Maya's own: the user's caches are neither read nor written, and a run on a real GPU
-never finds what was decided here. Also clears the caches in memory that depend on the device.
+never finds what was decided here.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
-import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -20,16 +18,6 @@ from maya_core.version import PACKAGE, __version__
 
 # The files that decide what is cached: how kernels are described, and the predictor, whose durations replace measurements.
 DECIDING = ("torch_compile/*.py", "ops/*.py", "ops/*.txt", "predictor/*.py", "predictor/profiles/**/*.json")
-# Modules whose cached functions depend on the device. Other caches must stay: a function that registers patterns runs only once.
-ABOUT_DEVICE = (
-    "torch.utils._triton",
-    "torch._dynamo.device_interface",
-    "torch._inductor.utils",
-    "torch._inductor.codecache",
-    "torch._inductor.runtime.hints",
-    "torch._inductor.runtime.runtime_utils",
-    "torch._inductor.codegen.triton",
-)
 
 
 def triton_version() -> str | None:
@@ -55,20 +43,3 @@ def install(gpu: Gpu, patches: Patches) -> Path:
     patches.put(os.environ, "TORCHINDUCTOR_CACHE_DIR", str(where))
     patches.put(os.environ, "TRITON_CACHE_DIR", str(where / "triton"))
     return where
-
-
-def forget_device() -> None:
-    """Clears compiled code and cached answers about the device, before and after an emulation."""
-    tracer = sys.modules.get("torch._dynamo.convert_frame")
-    # Optimizers import dynamo without compiling anything, and a reset would import inductor.
-    if tracer is not None and tracer.FRAME_COUNTER:
-        torch._dynamo.reset()
-    if inductor := sys.modules.get("torch._inductor.utils"):
-        inductor.clear_caches()
-    for module in filter(None, map(sys.modules.get, ABOUT_DEVICE)):
-        classes = [value for value in vars(module).values() if isinstance(value, type)]
-        for owner in (module, *(one for one in classes if one.__module__ == module.__name__)):
-            for value in list(vars(owner).values()):
-                cached = value.__func__ if isinstance(value, classmethod | staticmethod) else value
-                if isinstance(cached, functools._lru_cache_wrapper):
-                    cached.cache_clear()

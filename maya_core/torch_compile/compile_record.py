@@ -16,6 +16,7 @@ from typing import Any
 from maya_core.messages import say
 from maya_core.patches import Patches
 from maya_core.torch_compile.dynamo import OURS
+from maya_core.torch_seam import compile as seam
 
 LIMIT = "recompile limit"
 
@@ -29,25 +30,19 @@ class CompileRecord:
         self._step = step
         self._depth = 0
         self._graphs = 0
-        patches.when_imported("torch._dynamo.callback", lambda module: self._watch(module, patches))
-        patches.when_imported("torch._dynamo.utils", lambda module: self._begin(module, patches))
-
-    def _begin(self, module: ModuleType, patches: Patches) -> None:
-        module.counters["graph_break"].clear()
-        patches.set(
-            module, "_compilation_metrics", collections.deque()
+        seam.INSTALL_CALLBACKS.wrap(patches, self._watching)
+        seam.forget_graph_breaks(patches)
+        seam.COMPILATION_METRICS.replace(
+            patches, collections.deque()
         )  # dynamo's own keeps only the last 64, and earlier ones too
 
-    def _watch(self, module: ModuleType, patches: Patches) -> None:
-        handler = module.CompilationCallbackHandler
-        install = handler.install_callbacks
-
+    def _watching(self, install: Callable[..., Any]) -> Callable[..., Any]:
         @contextmanager
         def install_callbacks(self_: Any, trigger: Any, compile_id: str) -> Iterator[None]:
             with install(self_, trigger, compile_id), self._timed(compile_id):
                 yield
 
-        patches.set(handler, "install_callbacks", install_callbacks)
+        return install_callbacks
 
     @contextmanager
     def _timed(self, compile_id: str) -> Iterator[None]:
@@ -74,7 +69,7 @@ class CompileRecord:
 
     def found(self) -> dict[str, Any] | None:
         """The `compiled` entry of the trace; None if nothing was compiled."""
-        dynamo = sys.modules.get("torch._dynamo.utils")
+        dynamo = seam.dynamo_utils()
         metrics = dynamo.get_compilation_metrics() if dynamo else []
         if dynamo is None or not metrics:
             return None

@@ -6,9 +6,9 @@ inductor merges kernels with equal sources.
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterable
-from types import ModuleType
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ import torch
 from maya_core.patches import Patches
 from maya_core.torch_compile.source import use_of
 from maya_core.torch_compile.templates import template_of
+from maya_core.torch_seam import compile as seam
 from maya_core.trace.triton_kernel import TritonKernel
 from maya_core.version import PACKAGE
 
@@ -26,36 +27,32 @@ LIBRARIES = (*torch.__path__, str(PACKAGE))
 
 
 def install(patches: Patches) -> None:
-    def kernels(module: ModuleType) -> None:
-        emit = module.TritonScheduling._emit_kernel_to_wrapper
-
-        def emit_with_description(
-            self: Any, wrapper: Any, kernel: Any, source: str, name: str, subs_name: str, schedule: Any, *rest: Any
-        ) -> None:
-            define = wrapper.define_kernel
-            described = {**describe(kernel), **sources(_nodes(schedule))}
+    def describing_kernels(original: Callable[..., str]) -> Callable[..., str]:
+        @functools.wraps(original)
+        def define(self: Any, source: str, schedule: Any, kernel: Any) -> str:
+            wrapper = seam.current_wrapper()
+            define_in_wrapper = wrapper.define_kernel
 
             def define_kernel(name: str, body: str, *args: Any, **kwargs: Any) -> None:
-                define(name, f"{body}\n{name}.inductor_meta[{KEY!r}] = {described!r}", *args, **kwargs)
+                described = {**describe(kernel), **sources(_nodes(schedule))}
+                define_in_wrapper(name, f"{body}\n{name}.inductor_meta[{KEY!r}] = {described!r}", *args, **kwargs)
 
             wrapper.define_kernel = define_kernel
             try:
-                emit(self, wrapper, kernel, source, name, subs_name, schedule, *rest)
+                return original(self, source, schedule, kernel)
             finally:
                 del wrapper.define_kernel
 
-        patches.set(module.TritonScheduling, "_emit_kernel_to_wrapper", emit_with_description)
+        return define
 
-    def templates(module: ModuleType) -> None:
-        common = module.TritonTemplateKernel.inductor_meta_common
-
+    def describing_templates(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
         def inductor_meta_common(self: Any) -> dict[str, Any]:
-            return {**common(), KEY: describe_template(self)}
+            return {**original(), KEY: describe_template(self)}
 
-        patches.set(module.TritonTemplateKernel, "inductor_meta_common", inductor_meta_common)
+        return inductor_meta_common
 
-    patches.when_imported("torch._inductor.codegen.triton", kernels)
-    patches.when_imported("torch._inductor.select_algorithm", templates)
+    seam.DEFINE_KERNEL.wrap(patches, describing_kernels)
+    seam.TEMPLATE_META.wrap(patches, describing_templates)
 
 
 def describe(kernel: Any) -> dict[str, Any]:
@@ -68,7 +65,7 @@ def describe(kernel: Any) -> dict[str, Any]:
     return {
         "nbytes": int(kernel.estimate_kernel_num_bytes()),
         "hint": getattr(hint, "name", ""),
-        "numels": {name: _hint(size) for name, size in kernel.numels.items()},
+        "numels": {name: seam.size_hint(size) for name, size in kernel.numels.items()},
     }
 
 
@@ -79,12 +76,6 @@ def describe_template(kernel: Any) -> dict[str, Any]:
         "flops": int(kernel.estimate_flops() or 0),
         "template": template_of(kernel),
     }
-
-
-def _hint(size: Any) -> int:
-    from torch._inductor.virtualized import V
-
-    return int(V.graph.sizevars.optimization_hint(size))
 
 
 def _nodes(schedule: Iterable[Any]) -> list[Any]:
@@ -99,7 +90,7 @@ def sources(nodes: list[Any]) -> dict[str, Any]:
     lines: dict[str, None] = {}
     for node in sorted(nodes, key=lambda one: one.name):
         if original := node.meta.get("original_aten"):
-            ops[str(getattr(original, "_overloadpacket", original)).removeprefix("aten.")] = None
+            ops[str(seam.packet(original)).removeprefix("aten.")] = None
         if line := program_line(node.meta.get("stack_trace") or ""):
             lines[line] = None
     return {"ops": list(ops), "lines": list(lines)[:MOST_LINES]}

@@ -9,6 +9,8 @@ import torch
 
 from maya_core.hardware.catalog import Gpu
 from maya_core.patches import Patches
+from maya_core.torch_seam.compile import DRIVER
+from maya_core.torch_seam.cuda import GET_CURRENT_RAW_STREAM
 
 
 class Properties:
@@ -40,7 +42,7 @@ def install(gpu: Gpu, patches: Patches) -> None:
                 self.utils = Properties(gpu)
                 self.launcher_cls = None
                 self.get_device_capability = lambda device=None: gpu.compute_capability
-                self.get_current_stream = torch._C._cuda_getCurrentRawStream
+                self.get_current_stream = GET_CURRENT_RAW_STREAM.get()
                 self.get_current_device = torch.cuda.current_device
                 self.set_current_device = torch.cuda.set_device
 
@@ -48,4 +50,4 @@ def install(gpu: Gpu, patches: Patches) -> None:
         patches.set(module.driver, "_active", driver)
         patches.set(module.driver, "_default", driver)
 
-    patches.when_imported("triton.runtime.driver", replace)
+    patches.when_imported(DRIVER, replace)

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 from maya_core.patches import Patches
+from maya_core.torch_seam import cuda as seam
+from maya_core.torch_seam.names import replace_all
 
 
 class AllocatorState:
@@ -31,20 +33,21 @@ def install(native: ModuleType, patches: Patches) -> None:
         )
         return made
 
-    functions = {
-        "_cuda_CUDAAllocator_AllocatorState": AllocatorState,
-        "_cuda_getCheckpointState": lambda device, pool: AllocatorState(),
-        "_cuda_setCheckpointPoolState": lambda device, state, stale, live: None,
-        "_cuda_checkPoolLiveAllocations": lambda device, pool, live: True,
-        "_construct_CUDA_Tensor_From_Storage_And_Metadata": tensor_of,
-        "_tensors_data_ptrs_at_indices_equal": pointers_equal,
-        "_free_And_Remove_DeleterFn": native.free_and_forget_memory,
-        "_has_Standard_Deleter": lambda storage: True,
-        "_set_storage_access_error_msg": native.forbid_tensor,
-        "_set_storage_data_ptr_access_error_msg": native.forbid_storage,
-    }
-    for name, function in functions.items():
-        patches.set(torch._C, name, function)
+    replace_all(
+        patches,
+        {
+            seam.ALLOCATOR_STATE: AllocatorState,
+            seam.GET_CHECKPOINT_STATE: lambda device, pool: AllocatorState(),
+            seam.SET_CHECKPOINT_POOL_STATE: lambda device, state, stale, live: None,
+            seam.CHECK_POOL_LIVE_ALLOCATIONS: lambda device, pool, live: True,
+            seam.CONSTRUCT_TENSOR: tensor_of,
+            seam.DATA_POINTERS_EQUAL: pointers_equal,
+            seam.FREE_AND_REMOVE_DELETER: native.free_and_forget_memory,
+            seam.HAS_STANDARD_DELETER: lambda storage: True,
+            seam.FORBID_TENSOR_ACCESS: native.forbid_tensor,
+            seam.FORBID_STORAGE_ACCESS: native.forbid_storage,
+        },
+    )
 
 
 def pointers_equal(tensors: Sequence[Any], pointers: Sequence[int | None], places: Sequence[int]) -> bool:

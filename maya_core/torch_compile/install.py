@@ -23,18 +23,23 @@ from maya_core.torch_compile import (
     user_kernels,
 )
 from maya_core.torch_compile.compile_record import CompileRecord
+from maya_core.torch_seam import compile as seam
+from maya_core.torch_seam import cuda as cuda_seam
+from maya_core.torch_seam.version import TRITON, installed
 
-TRITON = "3.7.1"  # the version with which the CUDA build of torch 2.13 is released
-# Compilation stays in one process, because workers would not have the emulated device; caches must not contain compiled kernels.
-SETTINGS: dict[str, dict[str, Any]] = {
-    "torch._inductor.config": {
-        "compile_threads": 1,
-        "use_static_triton_launcher": False,
-        "bundle_triton_into_fx_graph_cache": False,
-    },
-    # Otherwise dynamo remembers which sizes changed in an earlier run, and this run starts with other kernels than that one.
-    "torch._dynamo.config": {"automatic_dynamic_local_pgo": False},
-}
+
+def settings() -> dict[str, dict[str, Any]]:
+    """Settings of dynamo and inductor for the time of the emulation."""
+    return {
+        # Compilation stays in one process, because workers would not have the emulated device; caches must not contain compiled kernels.
+        "inductor": {
+            "compile_threads": 1,
+            seam.static_launcher_setting(): False,
+            "bundle_triton_into_fx_graph_cache": False,
+        },
+        # Otherwise dynamo remembers which sizes changed in an earlier run, and this run starts with other kernels than that one.
+        "dynamo": {"automatic_dynamic_local_pgo": False},
+    }
 
 
 class TorchCompile:
@@ -44,10 +49,10 @@ class TorchCompile:
         patches = device.patches
         self.folder = caches.install(device.gpu, patches)
         device.pass_over(str(self.folder))  # lines of generated code are not the program's
-        for name, values in SETTINGS.items():
-            patches.when_imported(name, self._settings(device, values))
-        patches.when_imported("torch._inductor.compile_fx", self._check_triton)
-        patches.set(torch._C._dynamo.guards, "_empty_strided_cuda", empty_strided_cuda)
+        for config, values in settings().items():
+            patches.when_imported(seam.CONFIGS[config], self._settings(device, values))
+        patches.when_imported(seam.ENTRY, self._check_triton)
+        cuda_seam.EMPTY_STRIDED.replace(patches, empty_strided_cuda)
         self.record = CompileRecord(step, patches)
         driver.install(device.gpu, patches)
         dynamo.install(module_call, patches)
@@ -58,8 +63,8 @@ class TorchCompile:
         graph_trees.install(device.native, patches)
         user_kernels.install(device.rules, device.planner, patches)
         block_masks.install(device.rules, patches)
-        caches.forget_device()
-        patches.on_undo(caches.forget_device)
+        seam.reset()
+        patches.on_undo(seam.reset)
 
     @staticmethod
     def _settings(device: EmulatedDevice, values: dict[str, Any]) -> Any:
@@ -73,9 +78,16 @@ class TorchCompile:
 
     @staticmethod
     def _check_triton(_: ModuleType) -> None:
-        if caches.triton_version() is None:
+        torch, found = installed(), caches.triton_version()
+        wanted = TRITON[torch.version]
+        if found is None:
             say(
-                f"torch.compile needs Triton for its GPU kernels, and Triton is not installed. Run: pip install 'maya-emulator[compile]', or triton=={TRITON}"
+                f"torch.compile needs Triton for its GPU kernels, and Triton is not installed. Run: pip install triton=={wanted}"
+            )
+        elif found.split("+")[0].rpartition(".")[0] != wanted.rpartition(".")[0]:
+            say(
+                f"Triton {found} is installed, and torch {torch.text} is released with {wanted}: it may generate other kernels, or fail. "
+                f"Run: pip install triton=={wanted}"
             )
 
 

@@ -19,6 +19,7 @@ from maya_core.torch_compile.configurations import best
 from maya_core.torch_compile.description import kernel_of
 from maya_core.torch_compile.source import use_of
 from maya_core.torch_compile.templates import with_mask
+from maya_core.torch_seam import compile as seam
 from maya_core.trace.triton_kernel import NAMESPACE
 
 WRITTEN = ("out_ptr", "in_out_ptr", "ws_ptr")  # how inductor names the arguments that a kernel writes
@@ -53,23 +54,23 @@ def install(prices: Prices, patches: Patches) -> None:
                 launcher.store_cubin = False
                 return launcher
 
-        class Recording(module.CachingAutotunerPlugin):  # type: ignore[name-defined, misc]
-            def pre_compile(self, autotuner: Any) -> object:
-                if not autotuner.launchers:
-                    config = best(gpu, autotuner)
-                    meta = autotuner._create_compile_meta(config)
-                    result = Recorded(autotuner, config, meta, autotuner.inductor_meta)
-                    autotuner.compile_results = [result]
-                    autotuner.launchers = [result.make_launcher()]
-                return None
+        def precompile(self: Any, warm_cache_only: bool = False, *_: Any, **__: Any) -> None:
+            """Makes the launcher of the best configuration, where inductor would compile all of them."""
+            with self.lock:
+                if not warm_cache_only and not self.launchers:
+                    config = best(gpu, self)
+                    result = Recorded(self, config, self._create_compile_meta(config), self.inductor_meta)
+                    self.compile_results = [result]
+                    self.launchers = [result.make_launcher()]
 
-        patches.set(module, "get_caching_autotuner_plugins", lambda autotuner: [Recording()])
-        # Further tuning would start from the chosen configuration; without a GPU there is nothing to measure.
-        for tuning in ("coordinate_descent_tuning", "_combo_sequential_autotune"):
-            patches.set(module.CachingAutotuner, tuning, lambda self, launcher, *args, **kwargs: launcher)
-        patches.set(module.CachingAutotuner, "bench", bench)
+        seam.PRECOMPILE.replace(patches, precompile)
 
-    patches.when_imported("torch._inductor.runtime.triton_heuristics", heuristics)
+    patches.when_imported(seam.TUNERS, heuristics)
+    seam.TUNER_PLUGINS.replace(patches, lambda autotuner: [])  # they would compile and measure in their own ways
+    # Further tuning would start from the chosen configuration; without a GPU there is nothing to measure.
+    for tuning in seam.FURTHER_TUNING:
+        tuning.replace(patches, lambda self, launcher, *args, **kwargs: launcher)
+    seam.BENCH.replace(patches, bench)
 
 
 def launcher_of(native: ModuleType, planner: Planner, tuner: Any, config: Any, names: list[str]) -> Callable[..., None]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from maya_core.messages import say
+from maya_core.torch_seam.compile import size_hint
 
 LAYOUTS = {
     (True, False): 0,
@@ -35,9 +36,7 @@ def template_of(kernel: Any) -> dict[str, Any]:
 
 
 def _sizes(values: Any) -> list[int]:
-    from torch._inductor.virtualized import V
-
-    return [int(V.graph.sizevars.optimization_hint(value)) for value in values]
+    return [size_hint(value) for value in values]
 
 
 def _dtype(node: Any, kernel: Any) -> str:

@@ -3,14 +3,13 @@
 The kernel's source (source.py) says which tensors it reads and writes. Each is assumed to be read or written once, and read again in each
 further loop that loads it, unless it fits in the caches. Of a tensor whose addresses are loaded, at most as many elements are read as the
 largest other tensor has. This is right for elementwise kernels, normalization, losses and embeddings. A matrix product (`tl.dot`) takes
-longer than its memory traffic; it is reported as a lower bound. Checked with triton 3.7.
+longer than its memory traffic; it is reported as a lower bound.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -20,18 +19,13 @@ from maya_core.messages import say
 from maya_core.ops.rules import Rules
 from maya_core.patches import Patches
 from maya_core.torch_compile.source import Use, use_of
+from maya_core.torch_seam import compile as seam
 from maya_core.trace.triton_kernel import NAMESPACE, TritonKernel
 
 
 def install(rules: Rules, planner: Planner, patches: Patches) -> None:
-    def kernels(module: ModuleType) -> None:
-        patches.set(module.JITFunction, "run", functools.partialmethod(_launch, rules, planner))
-
-    def tuners(module: ModuleType) -> None:
-        patches.set(module.Autotuner, "run", _first_configuration)
-
-    patches.when_imported("triton.runtime.jit", kernels)
-    patches.when_imported("triton.runtime.autotuner", tuners)
+    seam.RUN_KERNEL.replace(patches, functools.partialmethod(_launch, rules, planner))
+    seam.RUN_TUNER.replace(patches, _first_configuration)
 
 
 def _launch(kernel: Any, rules: Rules, planner: Planner, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 import maya_core
 from maya_core.device import build
+from maya_core.torch_seam.version import Torch
 
 pytestmark = pytest.mark.slow
 
@@ -51,15 +53,17 @@ def test_no_compiler_is_said_with_the_way_out(tmp_path: Path, monkeypatch: pytes
     assert not list(tmp_path.glob("*/*.so"))
 
 
-@pytest.mark.parametrize("version", ["2.12.1", "2.14.0+cu130", "3.0.0"])
+@pytest.mark.parametrize("version", ["2.9.1", "2.16.0+cu130", "3.0.0"])
 def test_other_torch_versions_are_refused_by_name(version: str) -> None:
-    with pytest.raises(maya_core.MayaError, match=r"torch >= 2\.13, < 2\.14"):
-        build.check_torch(version)
+    with pytest.raises(
+        maya_core.MayaError, match=rf"torch {re.escape(version)} is not supported.* torch 2\.10 to 2\.15"
+    ):
+        Torch(version, Path(), None).check()
 
 
-def test_supported_torch_versions() -> None:
-    for version in ("2.13.0", "2.13.1+cpu", "2.13.0+cu130"):
-        build.check_torch(version)
+@pytest.mark.parametrize("version", ["2.10.0", "2.13.1+cpu", "2.15.0+cu132"])
+def test_supported_torch_versions(version: str) -> None:
+    Torch(version, Path(), None).check()
 
 
 def test_a_command_is_started_and_priced_without_torch(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from maya_core.torch_seam.tensors import pytree, storage_at
 from maya_megatron.engine.device import device
 from maya_megatron.engine.precision import fp8_autocast
 
@@ -210,7 +210,7 @@ def make_weak_ref(tensors: Any) -> Any:
 
 def _weak(tensor: torch.Tensor) -> torch.Tensor:
     storage = tensor.untyped_storage()
-    same = torch._C._construct_storage_from_data_pointer(storage.data_ptr(), tensor.device, storage.nbytes())
+    same = storage_at(storage.data_ptr(), tensor.device, storage.nbytes())
     empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return empty.set_(same, tensor.storage_offset(), tensor.shape, tensor.stride())
 

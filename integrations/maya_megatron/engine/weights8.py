@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from maya_core.torch_seam.tensors import pytree, wrapper_subclass
 from maya_megatron.engine.device import device, launch
 from maya_megatron.engine.quantized import Quantized, Quantizer
 
@@ -23,7 +24,7 @@ class QuantizedTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, values: Quantized, quantizer: Quantizer, dtype: torch.dtype, requires_grad: bool = False) -> Any:
-        made = torch.Tensor._make_wrapper_subclass(
+        made = wrapper_subclass(
             cls, values.rows.shape, dtype=dtype, device=values.rows.device, requires_grad=requires_grad
         )
         made.eight, made.quantizer, made.columns_hold = values, quantizer, True
@@ -94,7 +95,7 @@ class QuantizedTensor(torch.Tensor):
                 **{k: v for k, v in (kwargs or {}).items() if v is not None},
             }
             return LIKE[op](args[0].shape, **wanted)
-        plain = torch.utils._pytree.tree_map_only(QuantizedTensor, lambda one: one.dequantize(), (args, kwargs or {}))
+        plain = pytree.tree_map_only(QuantizedTensor, lambda one: one.dequantize(), (args, kwargs or {}))
         return op(*plain[0], **plain[1])
 
 

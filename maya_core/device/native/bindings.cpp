@@ -8,6 +8,7 @@
 #include "dispatch.h"
 #include "lines.h"
 #include "timing.h"
+#include "torch_abi.h"
 #include "values.h"
 
 namespace maya {
@@ -418,7 +419,9 @@ void bind_installation(py::module_& m) {
   });
   m.def("installed", &installed);
   m.def("grow", &grow);
-  m.def("start_engine_threads", &start_engine_threads, py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "start_engine_threads", [] { torch_abi::start_engine_threads(config().count); },
+      py::call_guard<py::gil_scoped_release>());
 }
 
 void bind_devices_and_streams(py::module_& m) {

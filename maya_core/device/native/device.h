@@ -34,7 +34,6 @@ void install(DeviceConfig config, const std::vector<std::string>& cuda_ops, cons
 void grow(int count);  // the number of GPUs, while installed; it never shrinks
 void uninstall();
 bool installed();
-bool start_engine_threads();  // autograd's worker threads; false if backward must not be called now
 
 // ---- which device and stream the calling thread works on ----
 int current_device();

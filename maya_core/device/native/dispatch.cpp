@@ -1,6 +1,5 @@
 #include "dispatch.h"
 
-#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/library.h>
@@ -11,6 +10,7 @@
 #include "call_key.h"
 #include "kernels.h"
 #include "timing.h"
+#include "torch_abi.h"
 #include "values.h"
 
 namespace maya {
@@ -180,18 +180,13 @@ struct Setting {
   const char* name;
   bool (*read)(const at::Context&);
 };
-using Precision = at::Float32Precision;
-Precision precision(const at::Context& context, at::Float32Op op) {
-  return context.float32Precision(at::Float32Backend::CUDA, op);
+bool products_use_tf32(const at::Context& context) {
+  return context.float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) == at::Float32Precision::TF32;
 }
 constexpr Setting kSettings[] = {
     {"deterministic", [](const at::Context& c) { return c.deterministicAlgorithms(); }},
-    {"tf32_products", [](const at::Context& c) { return precision(c, at::Float32Op::MATMUL) == Precision::TF32; }},
-    {"tf32_cudnn",
-     [](const at::Context& c) {
-       const auto conv = precision(c, at::Float32Op::CONV);
-       return conv == Precision::TF32 || conv == Precision::DEFAULT;
-     }},
+    {"tf32_products", &products_use_tf32},
+    {"tf32_cudnn", &torch_abi::convolutions_use_tf32},
     {"half_reductions",
      [](const at::Context& c) {
        return c.allowFP16ReductionCuBLAS() != at::CuBLASReductionOption::DisallowReducedPrecisionAllowSplitK;

@@ -1,13 +1,8 @@
 // Devices, streams, events and generators: the c10 device guard and the CUDA hooks of the emulated device. Installs
 // them in place of torch's own, and removes them again.
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/GeneratorForPrivateuseone.h>
-#include <ATen/detail/CUDAHooksInterface.h>
-#include <c10/core/Allocator.h>
-#include <c10/core/impl/DeviceGuardImplInterface.h>
-#include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
 #include <array>
@@ -16,6 +11,7 @@
 #include "device.h"
 #include "dispatch.h"
 #include "timing.h"
+#include "torch_abi.h"
 
 namespace maya {
 namespace {
@@ -79,10 +75,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     set_current_stream(next.device_index(), next.id());
     return before;
   }
-  void* getStreamNativeHandle(const Stream s) const override {
+  void* getStreamNativeHandle(const Stream s) const MAYA_OVERRIDE_SINCE_2_11 {
     return reinterpret_cast<void*>(stream_handle(s.device_index(), s.id()));
   }
-  bool isStreamCapturing(const Stream&) const override { return capturing(); }
+  bool isStreamCapturing(const Stream&) const MAYA_OVERRIDE_SINCE_2_12 { return capturing(); }
 
   void record(void** slot, const Stream& s, const c10::DeviceIndex, const c10::EventFlag flag) const override {
     if (!*slot) *slot = new Event{next_event++};
@@ -214,28 +210,6 @@ struct Hooks final : at::CUDAHooksInterface {
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override { return exchangeDevice(device); }
 };
 
-// torch keeps its hooks object in a static variable. It has no data members, so replacing its vtable replaces the
-// hooks.
-void* exchange_hooks(void* vtable) {
-  auto& hooks = const_cast<at::CUDAHooksInterface&>(at::detail::getCUDAHooks());
-  void*& slot = *reinterpret_cast<void**>(&hooks);
-  return std::exchange(slot, vtable);
-}
-static_assert(sizeof(at::CUDAHooksInterface) == sizeof(void*), "CUDAHooksInterface has grown data members");
-
-// Gives access to private members of the autograd engine (explicit instantiation ignores access, legally).
-template <auto Member, int Tag>
-struct Access {
-  friend auto engine_member(std::integral_constant<int, Tag>) { return Member; }
-};
-auto engine_member(std::integral_constant<int, 0>);
-auto engine_member(std::integral_constant<int, 1>);
-auto engine_member(std::integral_constant<int, 2>);
-using torch::autograd::Engine;
-template struct Access<&Engine::device_ready_queues_, 0>;
-template struct Access<&Engine::non_reentrant_device_thread_count_, 1>;
-template struct Access<&Engine::start_device_threads, 2>;
-
 struct Before {  // what torch had installed
   const c10::impl::DeviceGuardImplInterface* guard = nullptr;
   c10::Allocator* allocator = nullptr;
@@ -341,12 +315,11 @@ void install(DeviceConfig wanted, const std::vector<std::string>& cuda_ops,
   grow(the_config.count);
   this_device = 0;
   this_stream.fill(0);
-  constexpr auto slot = size_t(c10::DeviceType::CUDA);
-  before.guard = c10::impl::device_guard_impl_registry[slot].exchange(&guard());
+  before.guard = torch_abi::exchange_guard(&guard());
   before.allocator = c10::GetAllocator(c10::DeviceType::CUDA);
   c10::SetAllocator(c10::DeviceType::CUDA, device_allocator(), 100);
   static auto* hooks = new Hooks;
-  before.hooks = exchange_hooks(*reinterpret_cast<void**>(hooks));
+  before.hooks = torch_abi::exchange_hooks(torch_abi::vtable_of(*hooks));
   register_kernels(cuda_ops, sparse_ops);
   is_installed = true;
 }
@@ -355,27 +328,17 @@ void uninstall() {
   if (!is_installed) return;
   unregister_kernels();
   clear_blas_workspaces();
-  exchange_hooks(before.hooks);
+  torch_abi::exchange_hooks(before.hooks);
   c10::SetAllocator(c10::DeviceType::CUDA, before.allocator, 100);
   // Futures of collectives need a guard when they are destroyed, which may be later.
   static const auto* none = new c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA>;
-  c10::impl::device_guard_impl_registry[size_t(c10::DeviceType::CUDA)].store(before.guard ? before.guard : none);
+  torch_abi::exchange_guard(before.guard ? before.guard : none);
   for (auto& one : allocators) {
     one->set_listener({});
     retired.push_back(std::move(one));
   }
   allocators.clear();
   is_installed = false;
-}
-
-bool start_engine_threads() {
-  auto& engine = Engine::get_default_engine();
-  auto queues = engine_member(std::integral_constant<int, 0>{});
-  if (int((engine.*queues).size()) >= the_config.count) return true;
-  // The engine starts its threads once, on the first backward. If that was before the device existed, start them now.
-  (engine.*engine_member(std::integral_constant<int, 1>{})).store(0);
-  (engine.*engine_member(std::integral_constant<int, 2>{}))();
-  return true;
 }
 
 }  // namespace maya

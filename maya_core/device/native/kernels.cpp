@@ -150,6 +150,11 @@ Tensor& set_nothing(Tensor& self) {
   return set_from(self, new_tensor({0}, {1}, self.scalar_type()).storage(), 0, {0}, {1});
 }
 
+torch_abi::ReplacedStubs& stubs() {
+  static auto* instance = new torch_abi::ReplacedStubs;
+  return *instance;
+}
+
 }  // namespace
 
 bool copy_between_devices(const c10::IValue& to, const c10::IValue& from, bool non_blocking) {
@@ -183,13 +188,15 @@ std::unordered_set<std::string> register_handwritten_kernels(torch::Library& ate
   BY_HAND("set_", &set_nothing);
   BY_HAND("_fused_sdp_choice", &choose_attention);
 #undef BY_HAND
-  at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&choose_attention);
+  stubs().set(at::native::_fused_sdp_choice_stub, &choose_attention);
   prefer_attention_backends();
-  register_rnn_stubs();
+  register_rnn_stubs(stubs());
   return names;
 }
 
-// A CPU build of torch does not use these pointers, and a CUDA build without a GPU cannot run what they pointed to.
-void restore_stubs() { restore_attention_backends(); }
+void restore_stubs() {
+  stubs().restore();
+  restore_attention_backends();
+}
 
 }  // namespace maya

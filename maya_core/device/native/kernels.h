@@ -7,6 +7,8 @@
 #include <string>
 #include <unordered_set>
 
+#include "torch_abi.h"
+
 namespace maya {
 
 std::unordered_set<std::string> register_handwritten_kernels(
@@ -21,7 +23,7 @@ int64_t choose_attention(const at::Tensor& query, const at::Tensor& key, const a
 void prefer_attention_backends();
 void restore_attention_backends();
 
-void register_rnn_stubs();
+void register_rnn_stubs(torch_abi::ReplacedStubs& stubs);
 
 // _foreach_copy_ between host and device, or between two devices: copies one by one. False if all are on one device.
 bool copy_between_devices(const c10::IValue& to, const c10::IValue& from, bool non_blocking);

@@ -60,16 +60,16 @@ void rnn_packed(Tensor& output, Tensor& hy, const Tensor& data, const Tensor& ba
 
 }  // namespace
 
-void register_rnn_stubs() {
+void register_rnn_stubs(torch_abi::ReplacedStubs& stubs) {
   using namespace at::native;
-  lstm_cudnn_stub.set_cuda_dispatch_ptr(&lstm);
-  lstm_packed_cudnn_stub.set_cuda_dispatch_ptr(&lstm_packed);
-  gru_cudnn_stub.set_cuda_dispatch_ptr(&rnn<Gru>);
-  gru_packed_cudnn_stub.set_cuda_dispatch_ptr(&rnn_packed<Gru>);
-  rnn_tanh_cudnn_stub.set_cuda_dispatch_ptr(&rnn<Tanh>);
-  rnn_tanh_packed_cudnn_stub.set_cuda_dispatch_ptr(&rnn_packed<Tanh>);
-  rnn_relu_cudnn_stub.set_cuda_dispatch_ptr(&rnn<Relu>);
-  rnn_relu_packed_cudnn_stub.set_cuda_dispatch_ptr(&rnn_packed<Relu>);
+  stubs.set(lstm_cudnn_stub, &lstm);
+  stubs.set(lstm_packed_cudnn_stub, &lstm_packed);
+  stubs.set(gru_cudnn_stub, &rnn<Gru>);
+  stubs.set(gru_packed_cudnn_stub, &rnn_packed<Gru>);
+  stubs.set(rnn_tanh_cudnn_stub, &rnn<Tanh>);
+  stubs.set(rnn_tanh_packed_cudnn_stub, &rnn_packed<Tanh>);
+  stubs.set(rnn_relu_cudnn_stub, &rnn<Relu>);
+  stubs.set(rnn_relu_packed_cudnn_stub, &rnn_packed<Relu>);
 }
 
 }  // namespace maya

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from maya_core.patches import Patches
+from maya_core.torch_seam import cuda as seam
+from maya_core.torch_seam.names import replace_all
 
 
 def _on(device: int) -> torch.device:
@@ -70,5 +72,15 @@ def gather_out(tensors: Sequence[torch.Tensor], out: torch.Tensor, dim: int) -> 
 
 
 def install(patches: Patches) -> None:
-    for function in (broadcast, broadcast_out, broadcast_coalesced, scatter, scatter_out, gather, gather_out):
-        patches.set(torch._C, f"_{function.__name__}", function)
+    replace_all(
+        patches,
+        {
+            seam.BROADCAST: broadcast,
+            seam.BROADCAST_OUT: broadcast_out,
+            seam.BROADCAST_COALESCED: broadcast_coalesced,
+            seam.SCATTER: scatter,
+            seam.SCATTER_OUT: scatter_out,
+            seam.GATHER: gather,
+            seam.GATHER_OUT: gather_out,
+        },
+    )

@@ -22,10 +22,9 @@ from maya_core.device.shim import comm, graphs, memory, nvml, streams, tensors, 
 from maya_core.device.shim.memory import allocator_conf as allocator_conf
 from maya_core.hardware.catalog import Gpu
 from maya_core.patches import Patches
+from maya_core.torch_seam import cuda as seam
+from maya_core.torch_seam.names import replace_all
 
-NCCL_VERSION = (2 << 32) | (29 << 16) | 7  # the version that torch 2.13's CUDA build is linked with
-CUDA_VERSION = "13.0"
-CUDNN_VERSION = 92000
 MOST_GPUS = 64  # kMaxDevices of native/device.h
 ARCHITECTURES = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"
 
@@ -100,7 +99,7 @@ class CudaError(enum.IntEnum):
 
 def cudart(native: ModuleType) -> ModuleType:
     """The few functions of the CUDA runtime that programs call through torch.cuda.cudart()."""
-    module = ModuleType("torch._C._cudart")
+    module = ModuleType(str(seam.CUDART))
     success = CudaError.success
 
     def nothing(*_: Any) -> CudaError:
@@ -125,9 +124,9 @@ def generators(native: ModuleType) -> tuple[torch.Generator, ...]:
 
 
 def see_more_gpus(native: ModuleType) -> None:
-    """Updates what torch caches about the number of GPUs after the native device has grown. Checked with torch 2.13."""
-    torch.cuda._cached_device_count = None
-    if torch.cuda._initialized:
+    """Updates what torch caches about the number of GPUs after the native device has grown."""
+    seam.forget_device_count()
+    if seam.is_initialized():
         torch.cuda.default_generators = generators(native)  # type: ignore[assignment]
         native.start_engine_threads()
 
@@ -144,12 +143,11 @@ def install(native: ModuleType, gpu: Gpu, patches: Patches, private: Path | None
     tensors.install(native, patches)
     comm.install(patches)
     nvml.install(native, gpu, patches, private)
-    patches.on_undo(_forget_fake_results)
+    patches.on_undo(seam.forget_fake_results)
 
 
 def _install_runtime(native: ModuleType, patches: Patches) -> None:
     """Initialization, the current device and the state that torch.cuda keeps of both."""
-    c, cuda = torch._C, torch.cuda
     forked = {"in_child_of_user": False}
 
     def init() -> None:
@@ -157,7 +155,7 @@ def _install_runtime(native: ModuleType, patches: Patches) -> None:
         with torch.enable_grad():
             torch.ones((), device="cpu", requires_grad=True).backward()  # type: ignore[no-untyped-call]
         native.start_engine_threads()
-        patches.set(cuda, "default_generators", generators(native))
+        seam.DEFAULT_GENERATORS.replace(patches, generators(native))
         os.register_at_fork(after_in_child=lambda: forked.update(in_child_of_user=True))
 
     def in_bad_fork() -> bool:
@@ -165,44 +163,37 @@ def _install_runtime(native: ModuleType, patches: Patches) -> None:
 
     def set_device(device: int) -> None:
         # As torch's own does: until CUDA is initialized, FakeTensor assumes that device 0 is the current one.
-        cuda._lazy_init()  # type: ignore[no-untyped-call]
+        seam.lazy_init()
         native.set_device(device)
 
     def maybe_exchange_device(device: int) -> int:
         """Does what `exchange_device` does, but is a function of its own: torch._dynamo has a handler for each."""
         return int(native.exchange_device(device))
 
-    _set_all(
-        patches,
-        c,
-        {
-            "_cuda_init": init,
-            "_cuda_isInBadFork": in_bad_fork,
-            "_cuda_getDeviceCount": native.device_count,
-            "_cuda_getDevice": native.get_device,
-            "_cuda_setDevice": set_device,
-            "_cuda_exchangeDevice": native.exchange_device,
-            "_cuda_maybeExchangeDevice": maybe_exchange_device,
-            "_cuda_canDeviceAccessPeer": lambda device, peer: device != peer,
-            "_cuda_hasPrimaryContext": lambda device: True,
-            "_cuda_synchronize": native.synchronize,
-            "_cuda_sleep": lambda cycles: None,
-            "_cuda_ipc_collect": lambda: None,
-        },
-    )
     runtime = cudart(native)
-    patches.set(c, "_cudart", runtime)
-    _set_all(
+    replace_all(
         patches,
-        cuda,
         {
-            "_cudart": runtime,
-            "_exchange_device": native.exchange_device,
-            "_maybe_exchange_device": maybe_exchange_device,
-            "_is_in_bad_fork": in_bad_fork,
-            "_initialized": False,
-            "_cached_device_count": None,
-            "_device_count_nvml": native.device_count,
+            seam.INIT: init,
+            seam.IS_IN_BAD_FORK: in_bad_fork,
+            seam.GET_DEVICE_COUNT: native.device_count,
+            seam.GET_DEVICE: native.get_device,
+            seam.SET_DEVICE: set_device,
+            seam.EXCHANGE_DEVICE: native.exchange_device,
+            seam.MAYBE_EXCHANGE_DEVICE: maybe_exchange_device,
+            seam.CAN_DEVICE_ACCESS_PEER: lambda device, peer: device != peer,
+            seam.HAS_PRIMARY_CONTEXT: lambda device: True,
+            seam.SYNCHRONIZE: native.synchronize,
+            seam.SLEEP: lambda cycles: None,
+            seam.IPC_COLLECT: lambda: None,
+            seam.CUDART: runtime,
+            seam.PYTHON_CUDART: runtime,
+            seam.PYTHON_EXCHANGE_DEVICE: native.exchange_device,
+            seam.PYTHON_MAYBE_EXCHANGE_DEVICE: maybe_exchange_device,
+            seam.PYTHON_IS_IN_BAD_FORK: in_bad_fork,
+            seam.INITIALIZED: False,
+            seam.CACHED_DEVICE_COUNT: None,
+            seam.DEVICE_COUNT_NVML: native.device_count,
         },
     )
 
@@ -212,61 +203,50 @@ def _install_functions(native: ModuleType, gpu: Gpu, patches: Patches) -> None:
     sync_debug = {"mode": 0}
     handles = itertools.count(0x5000, 0x1000)
     blas_handles: dict[int, int] = {}
+    libraries = seam.libraries()
     own = "sm_{}{}".format(*gpu.compute_capability)  # torch is assumed to be built for the emulated GPU
     architectures = ARCHITECTURES if own in ARCHITECTURES.split() else f"{own} {ARCHITECTURES}"
-    _set_all(
+    replace_all(
         patches,
-        torch._C,
         {
-            "_cuda_getCurrentStream": native.current_stream,
-            "_cuda_getCurrentRawStream": native.current_raw_stream,
-            "_cuda_getDefaultStream": native.default_stream,
-            "_cuda_getStreamFromExternal": lambda pointer, device: (
+            seam.GET_CURRENT_STREAM: native.current_stream,
+            seam.GET_CURRENT_RAW_STREAM: native.current_raw_stream,
+            seam.GET_DEFAULT_STREAM: native.default_stream,
+            seam.GET_STREAM_FROM_EXTERNAL: lambda pointer, device: (
                 native.stream_of_handle(pointer),
                 device,
                 streams.CUDA,
             ),
-            "_cuda_setStream": lambda stream_id, device_index, device_type=streams.CUDA: native.set_stream(
+            seam.SET_STREAM: lambda stream_id, device_index, device_type=streams.CUDA: native.set_stream(
                 stream_id, device_index
             ),
-            "_cuda_getArchFlags": lambda: architectures,
-            "_cuda_getCompiledVersion": lambda: 13000,
-            "_cuda_getCurrentBlasHandle": lambda: blas_handles.setdefault(native.get_device(), next(handles)),
-            "_cuda_getCurrentSolverHandle": lambda: blas_handles.setdefault(-1 - native.get_device(), next(handles)),
-            "_cuda_clearCublasWorkspaces": native.clear_blas_workspaces,
-            "_cuda_set_sync_debug_mode": lambda mode: sync_debug.update(mode=mode),
-            "_cuda_get_sync_debug_mode": lambda: sync_debug["mode"],
-            "_cuda_get_cudnn_benchmark_limit": lambda: 10,
-            "_cuda_get_conv_benchmark_empty_cache": lambda: True,
-            "_cudnn_set_conv_benchmark_empty_cache": lambda enabled: None,
-            "_cuda_set_cudnn_benchmark_limit": lambda limit: None,
-            "_nccl_version": lambda: NCCL_VERSION,
-            "_nccl_version_suffix": lambda: b"",
-            "_has_cuda": True,
-            "_has_cudnn": True,
+            seam.GET_ARCH_FLAGS: lambda: architectures,
+            seam.GET_COMPILED_VERSION: lambda: libraries.cuda_number,
+            seam.GET_CURRENT_BLAS_HANDLE: lambda: blas_handles.setdefault(native.get_device(), next(handles)),
+            seam.GET_CURRENT_SOLVER_HANDLE: lambda: blas_handles.setdefault(-1 - native.get_device(), next(handles)),
+            seam.CLEAR_CUBLAS_WORKSPACES: native.clear_blas_workspaces,
+            seam.SET_SYNC_DEBUG_MODE: lambda mode: sync_debug.update(mode=mode),
+            seam.GET_SYNC_DEBUG_MODE: lambda: sync_debug["mode"],
+            seam.GET_CUDNN_BENCHMARK_LIMIT: lambda: 10,
+            seam.SET_CUDNN_BENCHMARK_LIMIT: lambda limit: None,
+            seam.GET_CONV_BENCHMARK_EMPTY_CACHE: lambda: True,
+            seam.SET_CONV_BENCHMARK_EMPTY_CACHE: lambda enabled: None,
+            seam.NCCL_VERSION: lambda: libraries.nccl_number,
+            seam.NCCL_VERSION_SUFFIX: lambda: b"",
+            seam.HAS_CUDA: True,
+            seam.HAS_CUDNN: True,
         },
     )
-    patches.set(torch.version, "cuda", CUDA_VERSION)
+    patches.set(torch.version, "cuda", libraries.cuda)
     patches.set(torch.backends.cuda, "is_built", lambda: True)
     patches.set(torch.cuda, "has_magma", True)
-    patches.set(torch, "has_cuda", True)
+    patches.add(torch, "has_cuda", True)  # deprecated: torch computes it when it is read, with a warning
 
 
 def _install_properties(gpu: Gpu, patches: Patches, asked: dict[str, None]) -> None:
     properties = [device_properties(gpu, index) for index in range(MOST_GPUS)]
     of_device = noted_properties(properties, asked)
-    patches.set(torch._C, "_CudaDeviceProperties", DeviceProperties)
-    patches.set(torch.cuda, "_CudaDeviceProperties", DeviceProperties)
-    patches.set(torch.cuda, "_get_device_properties", of_device)
-    patches.set(torch._C, "_cuda_getDeviceProperties", of_device)
-
-
-def _set_all(patches: Patches, target: Any, values: dict[str, Any]) -> None:
-    for name, value in values.items():
-        patches.set(target, name, value)
-
-
-def _forget_fake_results() -> None:
-    """Clears FakeTensor's cache, whose results name the device that was current when they were computed."""
-    if fake := sys.modules.get("torch._subclasses.fake_tensor"):
-        fake.FakeTensorMode.cache_clear()
+    seam.DEVICE_PROPERTIES.replace(patches, DeviceProperties)
+    seam.PYTHON_DEVICE_PROPERTIES.replace(patches, DeviceProperties)
+    seam.PYTHON_GET_DEVICE_PROPERTIES.replace(patches, of_device)
+    seam.GET_DEVICE_PROPERTIES.replace(patches, of_device)

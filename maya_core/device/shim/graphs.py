@@ -14,6 +14,8 @@ import torch
 
 from maya_core.device.shim.streams import rerun
 from maya_core.patches import Patches
+from maya_core.torch_seam import cuda as seam
+from maya_core.torch_seam.names import replace_all
 
 
 def _graph_class(native: ModuleType, pool_numbers: Iterator[int]) -> type:
@@ -87,19 +89,20 @@ def _pool_class(native: ModuleType, pool_numbers: Iterator[int]) -> type:
 
 def install(native: ModuleType, patches: Patches) -> None:
     pool_numbers = itertools.count(1)
-    patches.set(torch._C, "_CUDAGraph", _graph_class(native, pool_numbers))
-    patches.set(torch._C, "_graph_pool_handle", lambda: (next(pool_numbers), 0))
-    patches.set(torch._C, "_cuda_isCurrentStreamCapturing", native.capturing)
-    patches.set(torch._C, "_MemPool", _pool_class(native, pool_numbers))
-    pool_functions = {
-        "_cuda_beginAllocateToPool": native.begin_allocate_to_pool,
-        "_cuda_beginAllocateCurrentStreamToPool": native.begin_allocate_to_pool,
-        "_cuda_beginAllocateCurrentThreadToPool": native.begin_allocate_all_to_pool,
-        "_cuda_endAllocateToPool": native.end_allocate_to_pool,
-        "_cuda_releasePool": native.release_pool,
-    }
-    for name, function in pool_functions.items():
-        patches.set(torch._C, name, function)
+    replace_all(
+        patches,
+        {
+            seam.GRAPH: _graph_class(native, pool_numbers),
+            seam.GRAPH_POOL_HANDLE: lambda: (next(pool_numbers), 0),
+            seam.IS_CURRENT_STREAM_CAPTURING: native.capturing,
+            seam.MEM_POOL: _pool_class(native, pool_numbers),
+            seam.BEGIN_ALLOCATE_TO_POOL: native.begin_allocate_to_pool,
+            seam.BEGIN_ALLOCATE_STREAM_TO_POOL: native.begin_allocate_to_pool,
+            seam.BEGIN_ALLOCATE_THREAD_TO_POOL: native.begin_allocate_all_to_pool,
+            seam.END_ALLOCATE_TO_POOL: native.end_allocate_to_pool,
+            seam.RELEASE_POOL: native.release_pool,
+        },
+    )
 
     graphs = rerun(torch.cuda.graphs)
     for name in ("CUDAGraph", "graph", "graph_pool_handle", "is_current_stream_capturing", "make_graphed_callables"):

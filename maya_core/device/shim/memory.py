@@ -10,9 +10,9 @@ import sys
 from types import ModuleType
 from typing import Any
 
-import torch
-
 from maya_core.patches import Patches
+from maya_core.torch_seam import cuda as seam
+from maya_core.torch_seam.names import Name, replace_all
 
 
 def allocator_conf() -> str:
@@ -21,29 +21,28 @@ def allocator_conf() -> str:
 
 
 def install(native: ModuleType, patches: Patches) -> None:
-    functions = {
-        "_cuda_memoryStats": native.memory_stats,
-        "_cuda_resetPeakMemoryStats": native.reset_peak_memory_stats,
-        "_cuda_resetAccumulatedMemoryStats": native.reset_accumulated_memory_stats,
-        "_cuda_hostMemoryStats": dict,
-        "_cuda_resetPeakHostMemoryStats": lambda: None,
-        "_cuda_resetAccumulatedHostMemoryStats": lambda: None,
-        "_cuda_emptyCache": lambda pool=(0, 0): native.empty_cache(pool),
-        "_host_emptyCache": lambda: None,
-        "_cuda_setMemoryFraction": native.set_memory_fraction,
-        "_cuda_getMemoryFraction": native.memory_fraction,
-        "_cuda_attach_out_of_memory_observer": lambda observer: None,
-        "_cuda_getAllocatorBackend": lambda: "native",
-        "_cuda_cudaCachingAllocator_enable": lambda enabled: None,
-        "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
+    functions: dict[Name, Any] = {
+        seam.MEMORY_STATS: native.memory_stats,
+        seam.RESET_PEAK_MEMORY_STATS: native.reset_peak_memory_stats,
+        seam.RESET_ACCUMULATED_MEMORY_STATS: native.reset_accumulated_memory_stats,
+        seam.HOST_MEMORY_STATS: dict,
+        seam.RESET_PEAK_HOST_MEMORY_STATS: lambda: None,
+        seam.RESET_ACCUMULATED_HOST_MEMORY_STATS: lambda: None,
+        seam.EMPTY_CACHE: lambda pool=(0, 0): native.empty_cache(pool),
+        seam.HOST_EMPTY_CACHE: lambda: None,
+        seam.SET_MEMORY_FRACTION: native.set_memory_fraction,
+        seam.GET_MEMORY_FRACTION: native.memory_fraction,
+        seam.ATTACH_OUT_OF_MEMORY_OBSERVER: lambda observer: None,
+        seam.GET_ALLOCATOR_BACKEND: lambda: "native",
+        seam.ENABLE_ALLOCATOR: lambda enabled: None,
+        seam.IS_ALLOCATOR_ENABLED: lambda: True,
         **_history_functions(native),
         **_raw_functions(native),
     }
-    for name, function in functions.items():
-        patches.set(torch._C, name, function)
+    replace_all(patches, functions)
 
 
-def _history_functions(native: ModuleType) -> dict[str, Any]:
+def _history_functions(native: ModuleType) -> dict[Name, Any]:
     history = {"enabled": False}
 
     def record_history(
@@ -68,14 +67,14 @@ def _history_functions(native: ModuleType) -> dict[str, Any]:
         return taken
 
     return {
-        "_cuda_memorySnapshot": snapshot,
-        "_cuda_record_memory_history": record_history,
-        "_cuda_record_memory_history_legacy": record_history_legacy,
-        "_cuda_isHistoryEnabled": lambda: history["enabled"],
+        seam.MEMORY_SNAPSHOT: snapshot,
+        seam.RECORD_MEMORY_HISTORY: record_history,
+        seam.RECORD_MEMORY_HISTORY_LEGACY: record_history_legacy,
+        seam.IS_HISTORY_ENABLED: lambda: history["enabled"],
     }
 
 
-def _raw_functions(native: ModuleType) -> dict[str, Any]:
+def _raw_functions(native: ModuleType) -> dict[Name, Any]:
     tokens: dict[int, int] = {}  # by pointer
 
     def raw_alloc(size: int, stream: int) -> int:
@@ -89,6 +88,6 @@ def _raw_functions(native: ModuleType) -> dict[str, Any]:
             native.raw_delete(token)
 
     return {
-        "_cuda_cudaCachingAllocator_raw_alloc": raw_alloc,
-        "_cuda_cudaCachingAllocator_raw_delete": raw_delete,
+        seam.RAW_ALLOC: raw_alloc,
+        seam.RAW_DELETE: raw_delete,
     }

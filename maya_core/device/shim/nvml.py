@@ -19,6 +19,7 @@ import torch
 from maya_core.device.shim import smi
 from maya_core.hardware.catalog import Gpu, default_node
 from maya_core.patches import Patches
+from maya_core.torch_seam import cuda as seam
 
 DRIVER_VERSION = "580.95.05"
 CUDA_DRIVER_VERSION = 13000
@@ -309,10 +310,9 @@ def install(native: ModuleType, gpu: Gpu, patches: Patches, private: Path | None
     node = Node(native, gpu)
     module = pynvml(node)
     patches.put(sys.modules, "pynvml", module)
-    patches.set(torch.cuda, "pynvml", module)
-    patches.set(torch.cuda, "_HAS_PYNVML", True)
+    seam.PYNVML.replace(patches, module)
+    seam.HAS_PYNVML.replace(patches, True)
     # The emulated NVML counts the GPUs of this process only, so CUDA_VISIBLE_DEVICES must not be applied a second time.
-    index_of = torch.cuda._get_device_index
-    for user in (torch.cuda, torch.cuda.memory):
-        patches.set(user, "_get_nvml_device_index", lambda device: index_of(device, optional=True))
+    for name in (seam.NVML_DEVICE_INDEX, seam.MEMORY_NVML_DEVICE_INDEX):
+        name.replace(patches, lambda device: seam.device_index(device, optional=True))
     smi.install(node, patches, private)

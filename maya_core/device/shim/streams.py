@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from maya_core.patches import Patches
+from maya_core.torch_seam import cuda as seam
 
 CUDA = 1  # c10::DeviceType::CUDA
 
@@ -89,8 +90,8 @@ def rerun(module: ModuleType) -> ModuleType:
 
 
 def install(native: ModuleType, patches: Patches) -> None:
-    patches.set(torch._C, "_CudaStreamBase", _stream_class(native))
-    patches.set(torch._C, "_CudaEventBase", _event_class(native))
+    seam.STREAM_BASE.replace(patches, _stream_class(native))
+    seam.EVENT_BASE.replace(patches, _event_class(native))
     fresh = rerun(torch.cuda.streams)
     for name in ("Stream", "Event", "ExternalStream"):
         cls = getattr(fresh, name)

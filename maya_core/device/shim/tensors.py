@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from maya_core.patches import Patches
+from maya_core.torch_seam import cuda as seam
 
 TYPES = {
     "FloatTensor": torch.float32,
@@ -51,10 +52,10 @@ def legacy_types() -> dict[str, type]:
 
 def install(native: ModuleType, patches: Patches) -> None:
     for name, cls in legacy_types().items():
-        patches.set(torch.cuda, name, cls)
+        patches.add(torch.cuda, name, cls)  # a CUDA build adds them when it initializes a device
     _storages(native, patches)
     _cudnn(patches)
-    patches.set(torch.cuda.nvtx, "_nvtx", _nvtx())
+    seam.NVTX.replace(patches, _nvtx())
 
 
 def _nvtx() -> SimpleNamespace:
@@ -105,19 +106,15 @@ def _storages(native: ModuleType, patches: Patches) -> None:
 
 
 def _cudnn(patches: Patches) -> None:
-    from maya_core.device.shim.cuda import CUDNN_VERSION
-
-    patches.set(torch.backends.cudnn, "version", lambda: CUDNN_VERSION)
+    patches.set(torch.backends.cudnn, "version", lambda: seam.libraries().cudnn)
     patches.set(torch.backends.cudnn, "is_available", lambda: True)
     modes = SimpleNamespace(rnn_relu=0, rnn_tanh=1, lstm=2, gru=3)  # cudnnRNNMode_t
-    # The module's real namespace: `torch.backends.cudnn.rnn` as it is imported is a wrapper around it.
-    rnn = torch.backends.cudnn.rnn.get_cudnn_mode.__globals__
-    patches.put(rnn, "_cudnn", SimpleNamespace(RNNMode=modes))
+    patches.put(seam.cudnn_rnn_namespace(), "_cudnn", SimpleNamespace(RNNMode=modes))
     patches.set(
         torch.backends.cudnn,
         "is_acceptable",
         lambda tensor: (
-            torch._C._get_cudnn_enabled()
+            seam.cudnn_enabled()
             and tensor.is_cuda
             and tensor.dtype in (torch.half, torch.float, torch.double, torch.bfloat16)
         ),

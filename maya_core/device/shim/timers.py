@@ -1,7 +1,4 @@
-"""Makes torch.utils.benchmark read predicted time: the clock of this machine measures the emulation, not the GPU.
-
-Checked with torch 2.13.
-"""
+"""Makes torch.utils.benchmark read predicted time: the clock of this machine measures the emulation, not the GPU."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from maya_core.patches import Patches
+from maya_core.torch_seam import cuda as seam
 
 
 class PredictedTime:
@@ -35,6 +33,4 @@ class PredictedTime:
 
 
 def install(native: ModuleType, patches: Patches) -> None:
-    patches.when_imported(
-        "torch.utils.benchmark.utils.timer", lambda module: patches.set(module, "timeit", PredictedTime(native))
-    )
+    seam.BENCHMARK_CLOCK.replace(patches, PredictedTime(native))

@@ -1,0 +1,101 @@
+"""Programs that between them use every part of the seam to torch, and what they are predicted to do on one H100 or several.
+
+python tests/torch_seam/seam_programs.py record runs them with the installed torch and writes figures.json, which the tests on every version of torch
+compare with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+GOLDEN = HERE.parent / "golden" / "programs"
+FIGURES = HERE / "figures.json"
+PREDICTED = "prediction.json"
+STEPS = 3
+
+
+@dataclass(frozen=True)
+class Program:
+    path: Path
+    gpus: int = 1
+    launcher: str = "torchrun"
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+    def command(self) -> list[str]:
+        """Writes the prediction to `prediction.json` in the current folder."""
+        if self.launcher == "plugin":
+            return ["python", str(self.path), PREDICTED]
+        if self.launcher == "deepspeed":
+            emulate = ["--emulate", "--emulate-gpu", "h100", "--emulate-steps", str(STEPS), "--emulate-json", PREDICTED]
+            return ["deepspeed", *emulate, "--num_gpus", str(self.gpus), str(self.path)]
+        start = ["torchrun", "--nproc-per-node", str(self.gpus)] if self.gpus > 1 else ["python"]
+        return [
+            "maya",
+            "run",
+            "--gpu",
+            "h100",
+            "--steps",
+            str(STEPS),
+            "--json",
+            PREDICTED,
+            "--",
+            *start,
+            str(self.path),
+        ]
+
+
+PROGRAMS = {
+    program.name: program
+    for program in (
+        Program(GOLDEN / "gpt2_ddp.py", 8),  # DDP, autocast, foreach
+        Program(GOLDEN / "llama_fsdp2.py", 8),  # FSDP2, fused attention, checkpointing, fused AdamW
+        Program(GOLDEN / "pipeline.py", 4),  # torch.distributed.pipelining
+        Program(GOLDEN / "llama_compiled.py"),
+        Program(GOLDEN / "flex_attention.py"),
+        Program(GOLDEN / "resnet_amp.py"),  # cuDNN
+        Program(GOLDEN / "lstm.py"),
+        Program(HERE / "programs/tensor_parallel.py", 4),
+        Program(HERE / "programs/cuda_graphs.py"),
+        Program(HERE / "programs/gpt2_transformers.py"),
+        Program(HERE / "programs/lightning_plugin.py", 8, "plugin"),
+        Program(GOLDEN / "zero3.py", 4, "deepspeed"),
+    )
+}
+
+
+def figures_of(program: Program) -> dict[str, float]:
+    """Runs a program as its user would, and returns what is predicted."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {
+            name: value for name, value in os.environ.items() if name not in ("MAYA_HARDWARE", "MAYA_PROFILES")
+        }
+        environment |= {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "XDG_CONFIG_HOME": folder,
+        }
+        done = subprocess.run(program.command(), cwd=folder, env=environment, capture_output=True, text=True)
+        path = Path(folder, PREDICTED)
+        assert done.returncode == 0 and path.exists(), (done.stdout + done.stderr)[-4000:]
+        prediction: dict[str, Any] = json.loads(path.read_text())
+    return {
+        "step_time_s": float(f"{prediction['step_time_s']:.6g}"),
+        "kernels_per_step": prediction["trace"]["kernels_per_step"],
+        "allocated_bytes": prediction["memory"]["ranks"][0]["peak_allocated_bytes"],
+    }
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["record"]:
+        sys.exit("usage: seam_programs.py record")
+    FIGURES.write_text(json.dumps({name: figures_of(program) for name, program in PROGRAMS.items()}, indent=1) + "\n")
