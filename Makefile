@@ -1,5 +1,6 @@
 # make demo     everything from nothing: environment, install, Llama 3 8B on eight emulated H100, and a page about it
-# make test     the tests          make test-fast  the quick ones, in about a minute          make lint   style, types and directions of imports
+# make test     all tests. Its parts: make test-fast (about a minute), test-slow (whole programs), test-framework (Lightning, DeepSpeed, ...)
+# make lint     style, types and directions of imports
 # make test-torch TORCH=2.15.0   the seam to torch and the device with another version of torch, in an environment of its own
 # make docs     the site, strictly, into site/
 # make wheel    the wheel that is released, into dist/
@@ -15,7 +16,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 CPP := $(wildcard maya_core/device/native/*.cpp maya_core/device/native/*.h maya_core/simulator/*.cpp)
 
-.PHONY: demo test test-fast test-torch docs wheel lint format bench bench-worlds bench-predictor bench-simulator accuracy accuracy-megatron profiles golden clean
+.PHONY: environment demo test test-fast test-slow test-framework test-torch docs wheel lint format bench bench-worlds bench-predictor bench-simulator accuracy accuracy-megatron profiles golden clean
+
+environment: $(INSTALLED)
 
 demo: $(INSTALLED)
 	mkdir -p maya-out
@@ -27,14 +30,20 @@ test: $(INSTALLED)
 test-fast: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not framework" tests
 
+test-slow: $(INSTALLED)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "slow and not framework" tests
+
+test-framework: $(INSTALLED)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m framework tests
+
 # A version's CUDA build brings 4 GB of libraries. Everything else is as in constraints.txt.
 TORCH_ENV = .venv-torch/$(TORCH)
 test-torch:
 	@test -n "$(TORCH)" || { echo "make test-torch TORCH=2.15.0: the version of torch to test with (docs/versions.md)"; exit 2; }
 	test -x $(TORCH_ENV)/bin/python || $(PYTHON) -m venv $(TORCH_ENV)
-	$(TORCH_ENV)/bin/pip install --quiet --disable-pip-version-check torch==$(TORCH)
+	$(TORCH_ENV)/bin/pip install --quiet --disable-pip-version-check 'torch==$(TORCH).*'
 	grep -vE '^(torch|triton)==' constraints.txt > $(TORCH_ENV)/constraints.txt
-	$(TORCH_ENV)/bin/pip install --quiet --disable-pip-version-check -c $(TORCH_ENV)/constraints.txt torch==$(TORCH) -e '.[huggingface,lightning,deepspeed]' pytest pytest-xdist hypothesis psutil
+	$(TORCH_ENV)/bin/pip install --quiet --disable-pip-version-check -c $(TORCH_ENV)/constraints.txt 'torch==$(TORCH).*' -e '.[huggingface,lightning,deepspeed]' pytest pytest-xdist hypothesis psutil
 	$(TORCH_ENV)/bin/python -m pytest -n auto --dist worksteal tests/torch_seam tests/device
 
 docs: $(INSTALLED)

@@ -29,16 +29,27 @@ WHAT_IF = frozenset(PredictionOptions.model_fields) | frozenset(ClusterOptions.m
 
 
 def predict(job: JobTrace | str | Path, **options: Any) -> Prediction:
-    """Predicts a recorded job on the cluster that it was recorded for. `job` may be the --out folder of a `maya run`; the options are those
-    of `maya report`: tokens_per_step, network, price_per_gpu_hour, attention, host, profile and so on."""
+    """Predicts a recorded job on the cluster that it was recorded for.
+
+        maya_core.predict("maya-out", tokens_per_step=4e6).tokens_per_s
+
+    `job` is a `JobTrace` or the folder of a `maya run`. The options are those of `maya report`: tokens_per_step, network,
+    price_per_gpu_hour, attention, host, profile and so on.
+    """
     request = _request(options, REPORT)
     with hardware_file_in_use(request.hardware):
         return pipeline.predict(_job(job), request)
 
 
 def what_if(job: JobTrace | str | Path, **options: Any) -> Prediction:
-    """Predicts a recorded job on other hardware, without running it again. The options are those of `maya what-if`: gpu, node, nodes,
-    gpus_per_node, network, price_per_gpu_hour and those of `predict`."""
+    """Predicts a recorded job on other hardware, without running it again.
+
+        maya_core.what_if("maya-out", gpu="b200", network="roce-400").step_time_s
+
+    The options are those of `maya what-if`: gpu, node, nodes, gpus_per_node, network, price_per_gpu_hour and those of `predict`. Hardware on
+    which the program itself would do something else, such as another number of GPUs, is refused with a `MayaError` that names the
+    command that emulates it.
+    """
     request = _request(options, WHAT_IF)
     with hardware_file_in_use(request.hardware):
         recorded = _job(job)

@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
@@ -37,12 +37,9 @@ def takes(
     `tracked` adds the options of installed trackers. The user's hardware file, if it is among them, is in use when the command runs."""
 
     def wrap(command: Command) -> Command:
-        hints = get_type_hints(command, include_extras=True)
-        parameters = [
-            parameter.replace(annotation=hints[parameter.name])
-            for parameter in inspect.signature(command).parameters.values()
-            if parameter.name != "request"
-        ]
+        # Not get_type_hints: on Python 3.10 it wraps the annotations of parameters that are None by default in Optional.
+        signature = inspect.signature(command, eval_str=True)
+        parameters = [parameter for parameter in signature.parameters.values() if parameter.name != "request"]
         names = []
         for group in groups:
             for name, field, option in options_of(group):

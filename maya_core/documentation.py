@@ -20,22 +20,13 @@ from rich.table import Table
 
 from maya_core.calibrate import commands as calibrate
 from maya_core.errors import MayaError
-from maya_core.report.prediction import Prediction
+from maya_core.report.field_tables import fields, fields_of_parts
 from maya_core.version import PACKAGE
 
 # Entry points: functions that receive the app and its `calibrate`, and add the commands of their integration.
 COMMANDS = "maya.commands"
-MARK = re.compile(r"<!-- generated: (.*?) -->")
-# Parts of a prediction that have a section of their own on the page.
-SECTIONS = {
-    "step_time_range_s": "#how-wide-is-the-range",
-    "mfu": "#how-are-mfu-and-hfu-counted",
-    "memory": "#what-does-memory-contain",
-    "time": "#where-does-the-time-of-a-step-go",
-    "throughput": "#where-do-samples-and-tokens-come-from",
-    "energy": "#how-is-energy-estimated",
-    "assumptions": "#what-is-assumed",
-}
+# Between the marks stands what readers see who read the page in the repository.
+MARK = re.compile(r"<!-- generated: (.*?) -->.*?<!-- end -->", re.DOTALL)
 COMMENT = re.compile(r"<!--.*?-->\n?", re.DOTALL)
 PICTURE = re.compile(r"!\[([^\]]*)\]\([^)]*\)")
 LINK = re.compile(r"\[([^\]]+)\]\(([\w-]+)\.md(#[\w-]+)?\)")
@@ -131,25 +122,13 @@ class Page(Markdown):
 
 
 def filled(text: str, app: typer.Typer) -> str:
-    """A page with its tables in the places of their marks."""
+    """A page with its tables in the places of their marks. Marks of tables that only the site has stay."""
     tables: dict[str, Callable[[], str]] = {
-        "fields of a prediction": _fields,
+        "fields of a prediction": fields,
+        "fields of the parts": fields_of_parts,
         "options of every command": lambda: _options(app),
     }
-    return MARK.sub(lambda found: tables[found[1]](), text)
-
-
-def _fields() -> str:
-    """The table of a prediction's fields, and one for each of its parts."""
-    schema = Prediction.model_json_schema()
-    lines = ["| field | meaning |", "|---|---|"]
-    for name, field in schema["properties"].items():
-        more = f" [More]({SECTIONS[name]})" if name in SECTIONS else ""
-        lines.append(f"| `{name}` | {_cell(field['description'])}{more} |")
-    for part, content in schema["$defs"].items():
-        lines += ["", f"**{part}**: {_cell(content.get('description', ''))}", "", "| field | meaning |", "|---|---|"]
-        lines += [f"| `{name}` | {_cell(field['description'])} |" for name, field in content["properties"].items()]
-    return "\n".join(lines)
+    return MARK.sub(lambda found: tables[found[1]]() if found[1] in tables else found[0], text)
 
 
 def _options(app: typer.Typer) -> str:

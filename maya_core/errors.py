@@ -2,7 +2,7 @@
 
 
 class MayaError(Exception):
-    """A problem the user can act on. `advice` says how."""
+    """A problem that the user can solve. `problem` says what happened and to what, and `advice` what to do next."""
 
     def __init__(self, problem: str, advice: str = "") -> None:
         super().__init__(f"{problem}\n{advice}" if advice else problem)

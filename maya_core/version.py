@@ -2,5 +2,5 @@
 
 from pathlib import Path
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 PACKAGE = Path(__file__).parent

@@ -1,4 +1,4 @@
-"""`maya`'s console script in this process, for what it refuses before it starts anything: a start of its own takes seconds."""
+"""Runs `maya`'s console script in this process, for commands that are refused before anything starts. A new process would take seconds."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """What users rely on: Python names, commands with their options, and the fields of a prediction. Additions are free; whatever disappears or
-changes its type fails here, and belongs into CHANGELOG.md with its new name.
+changes its type fails here, and belongs in CHANGELOG.md with its new name.
 
     python tests/test_public_interface.py     # writes the present fields of a prediction to public_fields.json
 """

@@ -130,6 +130,12 @@ def test_a_hardware_file_is_used_and_left_again(tmp_path: Path, monkeypatch: pyt
         maya_core.emulate("mine")
 
 
+@pytest.mark.parametrize("name", ["json", "html"])
+def test_files_that_emulate_would_not_write_are_refused(name: str) -> None:
+    with pytest.raises(MayaError, match=f"{name}= would do nothing"):
+        maya_core.emulate("h100", **{name: "file"})
+
+
 def test_a_request_reaches_an_emulated_process_unchanged() -> None:
     asked = Request.of(gpu="a100", steps="all", ranks="0,3", json="p.json", tokens_per_step=5e6, out="there")
     told = ProcessSettings.model_validate_json(ProcessSettings(request=asked).model_dump_json())

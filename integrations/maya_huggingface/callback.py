@@ -43,6 +43,7 @@ class MayaCallback(TrainerCallback):
 
     @property
     def prediction(self) -> Prediction:
+        """The prediction, once the training has ended."""
         if self._session.prediction is None:
             raise MayaError(
                 "there is no prediction yet.",
@@ -52,7 +53,7 @@ class MayaCallback(TrainerCallback):
 
     @classmethod
     def from_environment(cls) -> MayaCallback:
-        """What report_to="maya" creates. Every option has a variable: MAYA_GPU, MAYA_NODES, MAYA_GPUS_PER_NODE, MAYA_STEPS, and so on."""
+        """Creates the callback of report_to="maya". Every option has a variable: MAYA_GPU, MAYA_NODES, MAYA_GPUS_PER_NODE, MAYA_STEPS and so on."""
         check_variables()
         return cls(**variables())
 

@@ -34,10 +34,12 @@ class MayaEmulator:
 
     @property
     def request(self) -> Request:
+        """The options that are in use."""
         return self.session.request
 
     @property
     def prediction(self) -> Prediction:
+        """The prediction, once the training has ended."""
         if self.session.prediction is None:
             raise MayaError(
                 "there is no prediction yet.",

@@ -157,7 +157,7 @@ def _report(console: Console, factors: RunFactors) -> None:
 
 
 def _calibration(name: str, gpu: str, experiment: str, factors: RunFactors, older: Calibration | None) -> Calibration:
-    now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+    now = datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0)
     source = Origin(kind="mlflow", name=experiment, note=f"{factors.runs} runs")
     if older is not None:
         sources = [each for each in older.sources if each.kind != "mlflow"] + [source]

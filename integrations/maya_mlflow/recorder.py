@@ -50,7 +50,10 @@ _recordings = 0  # recordings of this process; ranks identify a recording by its
 
 
 class record_actual:
-    """Records a training, from here to the end of the block, and logs it as an actual run.
+    """Records a training on real GPUs, from here to the end of the block, and logs it to MLflow as an actual run.
+
+        with maya_mlflow.record_actual(experiment="llama"):
+            train()
 
     `gpu` names the GPU if the driver's name is not in the catalog, or if this machine has none. The first `warm_up` steps are skipped,
     then `steps` are timed. Samples and tokens per step of the whole job are taken from the model's inputs if all ranks have their own
@@ -99,6 +102,7 @@ class record_actual:
         self.finish(error)
 
     def begin(self) -> None:
+        """Begins recording, for programs that cannot use a `with` block."""
         global _recordings
         if self._on:
             return
@@ -128,7 +132,7 @@ class record_actual:
             self._count()
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Logs what was recorded, from rank 0."""
+        """Ends recording, and logs what was recorded, from rank 0. `error` is what ended the training, if something did."""
         if not self._on:
             return
         self._on = False

@@ -108,7 +108,7 @@ def _without_runs(base: Calibration | None, cluster: Cluster) -> Calibration:
     if base is not None:
         return base.model_copy(update={"runs": neutral})
     return Calibration(
-        name="none", gpu=cluster.gpu.name, created=datetime.datetime.now(datetime.UTC), shipped=shipped_digest(),
+        name="none", gpu=cluster.gpu.name, created=datetime.datetime.now(datetime.timezone.utc), shipped=shipped_digest(),
         sources=[], runs=neutral,
     )  # fmt: skip
 

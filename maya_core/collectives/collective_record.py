@@ -42,4 +42,5 @@ def _frame(code: CodeType, instruction: int) -> Frame:
     line = next(
         (line for start, end, line in code.co_lines() if start <= instruction < end and line), code.co_firstlineno
     )
-    return Frame(code.co_filename, line, code.co_qualname)
+    name = getattr(code, "co_qualname", code.co_name)  # Python 3.10 does not know the class of a method
+    return Frame(code.co_filename, line, name)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 
-class State(StrEnum):
+class State(str, Enum):
     OK = "ok"
     ABSENT = "absent"  # something optional is not installed
     WARNING = "warning"  # Maya runs, but not everything may be as expected
     PROBLEM = "problem"  # Maya cannot run
+
+    __str__ = str.__str__
 
 
 STYLES = {State.OK: "green", State.ABSENT: "dim", State.WARNING: "yellow", State.PROBLEM: "bold red"}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import functools
 import os
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from maya_core.errors import MayaError
-from maya_core.hardware import own_file
+from maya_core.hardware import own_file, toml
 from maya_core.hardware.models import CatalogEntry, Gpu, Network, NodeType, Price, Source
 from maya_core.hardware.own_file import key
 
@@ -80,7 +79,7 @@ def catalog() -> Catalog:
 @functools.cache
 def _shipped() -> dict[str, Any]:
     folder = Path(__file__).parent
-    read = {name: tomllib.loads((folder / f"{name}.toml").read_text()) for name in own_file.SECTIONS}
+    read = {name: toml.loads((folder / f"{name}.toml").read_text()) for name in own_file.SECTIONS}
     sources = {source: entry for table in read.values() for source, entry in table["sources"].items()}
     return {name: table[name] for name, table in read.items()} | {"sources": sources}
 

@@ -10,11 +10,13 @@ import enum
 US = 1e-6
 
 
-class Host(enum.StrEnum):
+class Host(str, enum.Enum):
     """Where the host's time comes from: these figures, or what the program took while it was emulated."""
 
     MODELLED = "modelled"
     MEASURED = "measured"
+
+    __str__ = str.__str__  # as in enum.StrEnum, which Python 3.10 does not have
 
 
 # Back-to-back launches from one thread: 2.4 us (H200 host), 2.6 (A100 host), gpu-benches.

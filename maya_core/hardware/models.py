@@ -5,7 +5,7 @@ They define what an entry must contain; `catalog` reads the entries, and `cluste
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
@@ -119,7 +119,7 @@ class Gpu(CatalogEntry):
         return filled
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _consistent(self) -> Gpu:
         if unknown := [rate for rate in self.peak_flops if rate not in RATES]:
             raise ValueError(f"peak_flops has no '{unknown[0]}': it is by {', '.join(RATES)}")
         if "float32" not in self.peak_flops:
@@ -180,7 +180,7 @@ class Price(BaseModel):
     source: str = ""  # empty: the user's own price
 
     @model_validator(mode="after")
-    def _one_of(self) -> Self:
+    def _one_of(self) -> Price:
         if (self.node is None) == (self.gpu is None):
             raise ValueError("a price is for a `node` or for a `gpu`: give one of them")
         return self

@@ -18,7 +18,6 @@ Error messages name the file, the entry and the field.
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -27,6 +26,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from maya_core.errors import MayaError
+from maya_core.hardware import toml
 
 SECTIONS = ("gpus", "nodes", "networks", "prices")
 Table = dict[str, dict[str, Any]]  # entries of a section by name, as read from TOML
@@ -64,8 +64,8 @@ def read(path: Path) -> str:
 def parse(path: Path, text: str) -> dict[str, Any]:
     """The sections of the file. Their form is checked, but not yet their entries."""
     try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        tables = toml.loads(text)
+    except toml.TOMLDecodeError as error:
         raise MayaError(f"{shown(path)}: not valid TOML: {error}.", "`maya help hardware` has an example.") from None
     for name, content in tables.items():
         if name not in SECTIONS:

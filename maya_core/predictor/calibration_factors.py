@@ -55,7 +55,7 @@ def make(
     made = Calibration(
         name=name,
         gpu=gpu,
-        created=created or datetime.datetime.now(datetime.UTC).replace(microsecond=0),
+        created=created or datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0),
         shipped=shipped_digest(),
         sources=sources,
         measured=sorted(measured, key=lambda row: (row.family, row.model, row.sizes)),

@@ -155,7 +155,8 @@ def _across(op: str, sizes: np.ndarray, placement: Placement, cluster: Cluster, 
 
 
 def _known(near: np.ndarray) -> np.ndarray:
-    return np.where(near, np.uint8(Provenance.INTERPOLATED), np.uint8(Provenance.EXTRAPOLATED))
+    known: np.ndarray = np.where(near, np.uint8(Provenance.INTERPOLATED), np.uint8(Provenance.EXTRAPOLATED))
+    return known
 
 
 def roofline(

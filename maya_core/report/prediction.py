@@ -74,6 +74,8 @@ class DeviceMemory(Part):
 
 
 class Memory(Part):
+    """Whether the job fits, and the peaks of every emulated GPU."""
+
     fits: bool | None
     """Whether the job fits on every emulated GPU; null if that is not known."""
     ranks: list[DeviceMemory]
@@ -117,6 +119,8 @@ class Time(Part):
 
 
 class RankTime(Time):
+    """Where the time of one emulated rank's step goes."""
+
     rank: int
     """The emulated rank."""
     step_time_s: float
@@ -162,6 +166,7 @@ class Module(Part):
 
     @property
     def seconds(self) -> float:
+        """Time of the module in a step: forward, backward and optimizer."""
         return self.forward_s + self.backward_s + self.optimizer_s
 
 
@@ -187,6 +192,8 @@ class Communication(Part):
 
 
 class Throughput(Part):
+    """How much data the job processes in a step, and how that is known."""
+
     samples_per_step: float | None
     """Samples in a step of the whole job."""
     tokens_per_step: float | None
@@ -202,6 +209,8 @@ class Throughput(Part):
 
 
 class Cost(Part):
+    """What the cluster costs."""
+
     usd_per_hour: float | None
     """US dollars per hour, of the whole cluster."""
     usd_per_step: float | None
@@ -267,6 +276,8 @@ class Flops(Part):
 
 
 class WorldPart(Part):
+    """The size of the job."""
+
     size: int
     """Ranks of the job."""
     nodes: int
@@ -278,6 +289,8 @@ class WorldPart(Part):
 
 
 class ClusterPart(Part):
+    """The hardware that the job was predicted for."""
+
     gpu: str
     """The GPU's name in the catalog."""
     gpu_name: str
@@ -314,6 +327,8 @@ class Assumptions(Part):
 
 
 class TracePart(Part):
+    """The recording that the prediction was made from."""
+
     steps: int
     """Steps that every emulated rank finished."""
     ended: str
@@ -367,7 +382,11 @@ class Compiled(Part):
 
 
 class Prediction(Part):
-    """What the job will do to its GPUs and its budget."""
+    """What the job will do to its GPUs and its budget.
+
+    It is a pydantic model: `model_dump_json()` writes it and `Prediction.model_validate_json(text)` reads it. `print` shows the report of the
+    terminal. Its fields are listed in docs/prediction.md.
+    """
 
     format: Literal["maya-prediction"] = "maya-prediction"
     """Always `"maya-prediction"`."""

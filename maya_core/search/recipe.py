@@ -454,8 +454,9 @@ def _lines_of(node: Any, where: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], i
     found = {where: node.start_mark.line + 1} if node is not None else {}
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            found |= _lines_of(value, (*where, key.value))
-            found[(*where, key.value)] = key.start_mark.line + 1
+            place = (*where, key.value)
+            found |= _lines_of(value, place)
+            found[place] = key.start_mark.line + 1
     elif isinstance(node, yaml.SequenceNode):
         for at, value in enumerate(node.value):
             found |= _lines_of(value, (*where, at))

@@ -42,6 +42,11 @@ def emulate(
     optimizer steps; without, it runs to its end. `out` is a folder for the trace. With `rerun`, ranks that it exchanges messages with run
     this process's command again, as frameworks do that start their own processes; without, they are assumed to be in lockstep with it.
     """
+    if ignored := sorted({"json", "html"} & options.keys()):
+        raise MayaError(
+            f"maya_core.emulate writes no files, so {ignored[0]}= would do nothing.",
+            "After the block, write `job.prediction.model_dump_json()` to a file. `maya run` and the plugins write pages, too.",
+        )
     return EmulatedBlock(Request.of(gpu=gpu, steps=steps, **options), rank=rank, rerun=rerun)
 
 

@@ -43,21 +43,30 @@ class Rendezvous:
 
 @dataclass(frozen=True)
 class JobTrace:
-    """The emulated ranks, up to the same step, and where they meet.
+    """A recorded job: the traces of its emulated ranks, up to the same step, and where they meet.
 
-    Ranks that were not emulated are assumed to run in lockstep. They are not members, and messages to or from them meet no
-    call; neither do messages that a rank sends to itself.
+    Ranks that were not emulated are assumed to run in lockstep with those that were. They are no members of a rendezvous, and messages to or
+    from them meet no call; neither do messages that a rank sends to itself.
     """
 
     world_size: int
+    """The number of GPUs."""
     nodes: int
+    """The number of nodes."""
     gpus_per_node: int
+    """GPUs of each node."""
     ranks: dict[int, RankTrace]
+    """The trace of each emulated rank, by its number."""
     rendezvous: list[Rendezvous]
-    command: tuple[str, ...] = ()  # the command that was run, if it is known, without secrets
-    node: str | None = None  # kind of node and network, if the user named them
+    """Which collectives and messages of the ranks meet."""
+    command: tuple[str, ...] = ()
+    """The command that was run, if it is known, without secrets."""
+    node: str | None = None
+    """The kind of node, if the user named it."""
     network: str | None = None
-    exit_code: int = 0  # of the command
+    """The network between nodes, if the user named it."""
+    exit_code: int = 0
+    """The exit code of the command."""
 
     @property
     def gpu(self) -> str:
@@ -213,7 +222,7 @@ def read_traces(folder: Path) -> list[RankTrace]:
 
 
 def read_job(folder: str | Path) -> JobTrace:
-    """Reads the job in a `maya run` folder; raises a MayaError that says what is wrong with it."""
+    """Reads the job that `maya run` recorded in this folder (`--out`). A `MayaError` says what is wrong with a folder that cannot be read."""
     folder = Path(folder)
     manifest = _read_manifest(folder)
     traces = []

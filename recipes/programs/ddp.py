@@ -43,7 +43,7 @@ MODELS = {"bert-large": bert_large, "resnet-50": resnet_50, "vit-large": vit_lar
 
 
 class Data(Dataset):
-    """As many samples as are asked for, all alike."""
+    """A data set of the requested length whose samples are all alike."""
 
     def __init__(self, text: bool, tokens: int) -> None:
         self.sample = (

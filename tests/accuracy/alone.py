@@ -1,6 +1,6 @@
-"""Runs a script as rank RANK of WORLD_SIZE with nobody else there, where collectives need nobody: alone.py SCRIPT ...
+"""Runs a script as rank RANK of WORLD_SIZE without the other ranks, for scripts whose collectives need no values of others: alone.py SCRIPT ...
 
-The real TCPStore waits for the other ranks; this rank keeps the keys, and takes it that others have set theirs.
+The real TCPStore waits for the other ranks; here the rank stores the keys itself and assumes that the others have set theirs.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A Llama, eager and compiled, as predicted: how long a step takes less, and where that comes from.
+"""Predicts a Llama eager and compiled: how much shorter a step is, and why.
 
     python tests/accuracy/compiled_against_eager.py [--gpus a100,h100] [--layers 16] [--batch 2] [--length 4096]
 

@@ -1,7 +1,7 @@
-"""How far off predicted durations are on measurements that the fit did not see: python tests/accuracy/held_out.py DATA
+"""The error of predicted durations on measurements that the fit did not see: python tests/accuracy/held_out.py DATA
 
-Every family is fitted again without a part of its rows (shapes, models, whole clusters, the largest tenth), and asked for
-that part. Beside it, on the same rows: a plain roofline of the data sheet, and torch's own estimator (RuntimeEstimator,
+Every family is fitted again without a part of its rows (shapes, models, whole clusters, the largest tenth), and
+predicts that part. Beside it, on the same rows: a plain roofline of the data sheet, and torch's own estimator (RuntimeEstimator,
 "operator-level-cost-model"). DATA is a folder of measurements; docs/predictor.md says which files it holds.
 """
 
@@ -62,17 +62,17 @@ GOALS = [
     Goal("memory-bound >= 1 MB, unseen ops", _of("memory", "unseen: ")),
     Goal("convolution, unseen shapes", _of("convolution", "unseen shapes")),
     Goal("recurrent, unseen shapes", _of("recurrent", "unseen shapes")),
-    Goal("GEMM bf16, fp8, largest tenth left out", _of("gemm", "largest tenth", models=("bfloat16", "float8", "float16")), 10, 30),
-    Goal("GEMM fp32, largest tenth left out", _of("gemm", "largest tenth", models=("float32",)), 10, 30),
-    Goal("attention, largest tenth left out", _of("attention", "largest tenth"), 10, 30),
-    Goal("memory-bound, largest tenth left out", _of("memory", "largest tenth"), 10, 30),
-    Goal("convolution, largest tenth left out", _of("convolution", "largest tenth"), 10, 30),
-    Goal("recurrent, largest tenth left out", _of("recurrent", "largest tenth"), 10, 30),
+    Goal("GEMM bf16, fp8, largest tenth held out", _of("gemm", "largest tenth", models=("bfloat16", "float8", "float16")), 10, 30),
+    Goal("GEMM fp32, largest tenth held out", _of("gemm", "largest tenth", models=("float32",)), 10, 30),
+    Goal("attention, largest tenth held out", _of("attention", "largest tenth"), 10, 30),
+    Goal("memory-bound, largest tenth held out", _of("memory", "largest tenth"), 10, 30),
+    Goal("convolution, largest tenth held out", _of("convolution", "largest tenth"), 10, 30),
+    Goal("recurrent, largest tenth held out", _of("recurrent", "largest tenth"), 10, 30),
     Goal("collectives >= 1 MB, within a node", _of("collectives", "intra-node >= 1 MB"), 6, 18),
     Goal("collectives >= 1 MB, between nodes", _of("collectives", "inter-node >= 1 MB"), 15, 35),
     Goal("collectives < 1 MB", _of("collectives", "intra-node < 1 MB", "inter-node < 1 MB"), 10, 25),
     Goal("collectives of a Slingshot cluster nobody measured", _of("collectives", "inter-node (Slingshot)"), 15, 35),
-    Goal("collectives, largest tenth left out", _of("collectives", "intra-node, largest", "inter-node, largest"), 10, 30),
+    Goal("collectives, largest tenth held out", _of("collectives", "intra-node, largest", "inter-node, largest"), 10, 30),
 ]  # fmt: skip
 
 

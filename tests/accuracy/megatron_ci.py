@@ -2,7 +2,7 @@
 
 MEGATRON is a checkout of Megatron-LM. Its CI keeps with each test what the test logged on real GPUs, torch.cuda.max_memory_allocated of the
 last rank among it. Its scripts are run by `maya run` as they are, with the arguments of each test's model_config.yaml. Corpora are
-replaced by random tokens, vocabularies by others of the same size, and checkpoints are left out.
+replaced by random tokens, vocabularies by others of the same size, and checkpoints are skipped.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ CASES = (
     "multimodal-llava/multimodal_llava_mcore_te_tp1_pp1",
 )
 # Arguments about files, logs and checkpoints; what a test is resumed from; the tokenizer, which is replaced.
-LEFT_OUT = (
+SKIPPED = (
     "--data-path", "--split", "--vocab-file", "--merge-file", "--tokenizer-type", "--tensorboard-dir", "--log-timers-to-tensorboard",
     "--log-memory-to-tensorboard", "--log-validation-ppl-to-tensorboard", "--save", "--load", "--save-interval",
     "--save-retain-interval", "--data-cache-path", "--async-save", "--use-persistent-ckpt-worker", "--exit-interval",
@@ -157,7 +157,7 @@ def command(case: str, megatron: Path, files: Path) -> tuple[list[str], dict[str
     arguments = [SCRIPTS.get(family, "pretrain_gpt.py")]
     given = {**config["MODEL_ARGS"]}
     for name, value in given.items():
-        if name in LEFT_OUT or value is False:
+        if name in SKIPPED or value is False:
             continue
         text = str(value).replace("\\", "")  # written for a shell
         if text.startswith("${"):  # a number of the repetition

@@ -26,7 +26,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from runs.catalog import SOURCES, LeftOut, Run, read
+from runs.catalog import SOURCES, Run, SkippedRow, read
 
 from maya_core.errors import MayaError
 from maya_core.pipeline import predict
@@ -85,7 +85,7 @@ def sources_of(script: str) -> list[Path]:
 
 
 def key_of(run: Run) -> str:
-    """The same for runs that are the same to the emulator: networks and what was measured do not count."""
+    """Identifies what is emulated. Runs that differ only in their network or their published figures have the same key."""
     code = [ast.dump(ast.parse(path.read_text())) for path in sources_of(run.script)]  # whatever its layout
     parts = [run.gpu, run.nodes, run.gpus_per_node, run.steps, run.arguments, code]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
@@ -101,7 +101,7 @@ def command_of(run: Run, folder: Path) -> list[str]:
 
 
 def emulate(run: Run, key: str, folder: Path, timeout_s: float, again: bool) -> str | None:
-    """Leaves a trace in the folder; what went wrong, if it did. Beside it: its key, the command and its output."""
+    """Writes the trace into the folder, and its key, command and output beside it. Returns the problem, if there was one."""
     record = folder.with_suffix(".run.json")
     if (
         not again
@@ -150,7 +150,7 @@ def predict_run(run: Run, folder: Path) -> Predicted:
 
 
 def variety_first(runs: list[Run]) -> list[Run]:
-    """Sources in turn, and of each source first rows far from each other: an interrupted run has seen some of all."""
+    """Takes sources in turn, and rows far apart first, so that a comparison that is interrupted has covered a bit of everything."""
     by_source = [list(group) for _, group in itertools.groupby(sorted(runs, key=_place), key=lambda run: run.source)]
     spread = [[run for start in (0, 4, 2, 6, 1, 5, 3, 7) for run in group[start::8]] for group in by_source]
     return [run for turn in itertools.zip_longest(*spread) for run in turn if run is not None]
@@ -168,7 +168,7 @@ def gib(number: float) -> str:
     return f"{number / 2**30:.2f}"
 
 
-HEADINGS = ["row", "configuration", "published s", "predicted s", "error", "published GiB", "predicted GiB", "error", "known"]  # fmt: skip
+HEADINGS = ["row", "configuration", "published s", "predicted s", "error", "published GiB", "predicted GiB", "error", "provenance"]  # fmt: skip
 
 
 def cells_of(compared: Compared) -> list[str]:
@@ -249,8 +249,8 @@ def markdown(headings: list[str], rows: Iterable[list[str]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
 
 
-def write_page(page: Path, compared: list[Compared], left_out: list[LeftOut]) -> None:
-    """Replaces what stands between the markers, or appends it; the prose around is the page's own."""
+def write_page(page: Path, compared: list[Compared], skipped: list[SkippedRow]) -> None:
+    """Replaces the tables between the markers, or appends them. The text around them is kept."""
     text = page.read_text() if page.exists() else ""
     made = ["\n" + markdown(SUMMARY_HEADINGS, summarize(compared))]
     for name, source in SOURCES.items():
@@ -259,9 +259,9 @@ def write_page(page: Path, compared: list[Compared], left_out: list[LeftOut]) ->
             continue
         made.append(f"\n### {name} ({source.half})\n")
         rows = [[*cells_of(each), each.run.provenance] for each in group]
-        made.append(markdown([*HEADINGS, "from"], rows))
-    made.append("\n### Left out\n")
-    made.append(markdown(["source", "rows", "why"], _reasons(left_out)))
+        made.append(markdown([*HEADINGS, "source"], rows))
+    made.append("\n### Skipped rows\n")
+    made.append(markdown(["source", "rows", "why"], _reasons(skipped)))
     before, _, rest = text.partition(BEGIN)
     after = rest.partition(END)[2] if rest else "\n"
     page.write_text(before + BEGIN + "\n" + "\n".join(made) + END + after)
@@ -300,9 +300,9 @@ def plot(path: Path, compared: list[Compared]) -> None:
     figure.savefig(path)
 
 
-def _reasons(left_out: list[LeftOut]) -> list[list[str]]:
+def _reasons(skipped: list[SkippedRow]) -> list[list[str]]:
     counts: dict[tuple[str, str], int] = {}
-    for each in left_out:
+    for each in skipped:
         counts[each.source, each.reason] = counts.get((each.source, each.reason), 0) + 1
     return [[source, str(count), reason] for (source, reason), count in counts.items()]
 
@@ -323,9 +323,9 @@ def main(
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds that one emulation may take.")] = 1200,
     emulation: Annotated[
-        bool, typer.Option(help="Emulate what has no trace; otherwise such rows are passed over.")
+        bool, typer.Option(help="Emulate runs that have no trace yet. Otherwise they are skipped.")
     ] = True,
-    again: Annotated[bool, typer.Option(help="Emulate all anew: after a change to Maya itself.")] = False,
+    again: Annotated[bool, typer.Option(help="Emulate all runs again, after a change to Maya itself.")] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write published and predicted figures here.")
     ] = None,
@@ -334,13 +334,13 @@ def main(
         Path | None, typer.Option("--plot", help="Draw predicted against published to this file.")
     ] = None,
 ) -> None:
-    """Emulates published runs, predicts them and prints how far off that is."""
+    """Emulates published runs, predicts them and prints the errors."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=200)
     folder = traces or Path(tempfile.gettempdir()) / "maya-published-runs"
     folder.mkdir(parents=True, exist_ok=True)
-    all_runs, left_out = read(data)
+    all_runs, skipped = read(data)
     keys = {run.row: key_of(run) for run in all_runs}
     first: dict[str, Run] = {}  # of runs that are the same to the emulator, one is emulated
     for run in all_runs:
@@ -377,13 +377,13 @@ def main(
         console, "Published and predicted", ["source", *HEADINGS], [[c.run.source, *cells_of(c)] for c in compared]
     )
     print_table(console, "Errors in percent", SUMMARY_HEADINGS, summarize(compared))
-    print_table(console, "Left out", ["source", "rows", "why"], _reasons(left_out))
+    print_table(console, "Skipped rows", ["source", "rows", "why"], _reasons(skipped))
     if failed:
         print_table(console, "Failed", ["row", "problem"], [[str(run.row), problem] for run, problem in failed])
     if json_file is not None:
         json_file.write_text(json.dumps([as_json(each) for each in compared], indent=1))
     if write is not None:
-        write_page(write, compared, left_out)
+        write_page(write, compared, skipped)
     if picture is not None:
         plot(picture, compared)
     raise SystemExit(1 if failed else 0)

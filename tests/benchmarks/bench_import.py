@@ -2,7 +2,7 @@
 
     python tests/benchmarks/bench_import.py [ROUNDS]
 
-Told are Maya's own parts, each timed in a process that is fresh: what torch calls at the end of `import torch`, and the lines of the
+It prints the time of Maya's own parts, each measured in a new process: what torch calls at the end of `import torch`, and the lines of the
 .pth file; then `import torch` as a whole, with torch's search for entry points and without (TORCH_DEVICE_BACKEND_AUTOLOAD=0). The search goes
 through every installed package, and torch makes it whether Maya is there or not. Times are of the processor, the least of all
 rounds: other work on the machine does not count.

@@ -1,4 +1,4 @@
-"""How fast durations are predicted: a trace of 10,000 distinct ops at once, against asking for them one by one.
+"""How fast durations are predicted: a trace of 10,000 distinct ops at once, compared with one op at a time.
 
 python tests/benchmarks/bench_predictor.py
 """

@@ -1,4 +1,4 @@
-"""`maya calibrate` as it is typed."""
+"""`maya calibrate` as users type it."""
 
 from __future__ import annotations
 

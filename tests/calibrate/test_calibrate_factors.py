@@ -1,4 +1,4 @@
-"""Calibrations: factors out of measurements, how predictions follow them, and the files they are kept in."""
+"""Calibrations: factors from measurements, how predictions follow them, and the files that store them."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def at(day: int) -> datetime.datetime:
-    return datetime.datetime(2026, 1, day, tzinfo=datetime.UTC)
+    return datetime.datetime(2026, 1, day, tzinfo=datetime.timezone.utc)
 
 
 def test_the_newest_of_that_very_gpu_is_used(folder: Path) -> None:

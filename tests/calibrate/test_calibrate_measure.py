@@ -1,4 +1,4 @@
-"""Micro-benchmarks: which kernel each case is, the timing loop with a timer that answers from a model, and no GPU to measure."""
+"""Micro-benchmarks: the kernel of each case, the timing loop with a simulated timer, and a machine without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""nccl-tests' output into measured collectives, in the formats of several versions, and what is said of failed runs."""
+"""Reads measured collectives from the output of nccl-tests, in the formats of several versions, and explains failed runs."""
 
 from __future__ import annotations
 

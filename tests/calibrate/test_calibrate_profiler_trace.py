@@ -1,4 +1,4 @@
-"""Profiler traces into measurements: which kernel was which op's, what is skipped, and what is said of unusable files."""
+"""Reads measurements from profiler traces: which op launched which kernel, what is skipped, and how unusable files are explained."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tomllib
 import venv
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typer.testing import CliRunner
 from maya_core.cli import app
 from maya_core.doctor import command, environment, packages
 from maya_core.doctor.findings import Finding, State, can_run
+from maya_core.hardware import toml
 from maya_core.installation import FOR_CONTRIBUTORS, how_to_install
 from maya_core.torch_seam.version import TRITON, Torch, installed
 
@@ -135,14 +135,16 @@ def test_what_is_not_installed_or_too_old(monkeypatch: pytest.MonkeyPatch) -> No
     real = packages.version_of
     monkeypatch.setattr(packages, "version_of", lambda name: versions[name] if name in versions else real(name))
     found = {finding.subject: finding for finding in packages.optional_packages()}
-    assert found["optuna"] == Finding("optuna", "4.6.0; Maya was checked on >=5", State.WARNING, how_to_install("search"))
+    assert found["optuna"] == Finding(
+        "optuna", "4.6.0; Maya was checked on >=5", State.WARNING, how_to_install("search")
+    )
     assert found["mlflow"].state is State.ABSENT
     assert found["mlflow"].advice == f"for `--mlflow`, `maya compare`: {how_to_install('mlflow')}"
     assert can_run({"Optional packages": list(found.values())})
 
 
 def test_every_extra_for_users_has_a_purpose() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = toml.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert extras.keys() == packages.PURPOSES.keys() | set(FOR_CONTRIBUTORS)
 
 

@@ -1,4 +1,4 @@
-"""Golden predictions: what small programs are predicted to do on a few GPUs, kept so that no change goes unseen.
+"""Golden predictions: the predictions of small programs on five GPUs are stored, so that no change of them goes unnoticed.
 
 python tests/golden/golden.py record [PROGRAM ...] emulates the programs anew and prices them; python tests/golden/golden.py price only
 prices the traces that are kept. Both write figures.json, whose diff says what a change of the code does to predictions.

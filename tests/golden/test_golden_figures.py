@@ -1,4 +1,4 @@
-"""The programs' traces are priced as they were: what moves a prediction is meant to, and seen."""
+"""The stored traces give the stored predictions, so that a prediction changes only on purpose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trace of one GPU, planned anew for another, says what a run on that other says."""
+"""What-if on a trace of one GPU gives the same prediction as a run on the other GPU."""
 
 from __future__ import annotations
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 
 import pytest
 
 import maya_core.hardware.catalog as module
 from maya_core.errors import MayaError
+from maya_core.hardware import toml
 from maya_core.hardware.catalog import catalog, default_node, find_gpu, find_network, find_node, gpus
 from maya_core.hardware.dtypes import RATES
 from maya_core.hardware.models import GPU_FIELDS, NETWORK_FIELDS, NODE_FIELDS, CatalogEntry, Gpu, Network, NodeType
@@ -65,7 +65,7 @@ def test_no_source_is_unused_or_defined_twice() -> None:
         used |= {source for entry in entries.values() for ids in entry.sources.values() for source in ids}
     assert used == set(known.sources)
     files = Path(module.__file__).parent.glob("*.toml")
-    ids = [source for file in files for source in tomllib.loads(file.read_text())["sources"]]
+    ids = [source for file in files for source in toml.loads(file.read_text())["sources"]]
     assert len(ids) == len(set(ids))
 
 
@@ -129,7 +129,7 @@ def test_memory_power_and_size(gpu: str, gib: float, terabytes_per_s: float, wat
     assert found.power_limit_w == found.tdp_w
 
 
-def test_dtypes_a_chip_has_no_arithmetic_for_are_left_out() -> None:
+def test_dtypes_without_arithmetic_on_a_chip_are_absent() -> None:
     assert "bfloat16" not in find_gpu("v100").peak_flops
     assert "bfloat16" not in find_gpu("t4").peak_flops
     assert "float8" not in find_gpu("a100").peak_flops

@@ -1,4 +1,4 @@
-"""Building the native device: once, whoever asks at the same time, and with a clear word where it cannot be."""
+"""The native device is built once, even if several processes need it at the same time, and a failed build is explained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that are forked from a process which has imported torch: to their program they are like any other."""
+"""Ranks that are forked from a process that has imported torch. Their program sees no difference."""
 
 from __future__ import annotations
 

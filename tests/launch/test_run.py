@@ -1,4 +1,4 @@
-"""`maya run` as a user meets it: a script nobody changed, in a process of its own."""
+"""`maya run` as users run it: an unmodified script in its own process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs of many ranks as a user meets them: torchrun and mp.spawn under `maya run`, broken programs, killed ranks."""
+"""Jobs of many ranks as users run them: torchrun and mp.spawn under `maya run`, broken programs, killed ranks."""
 
 from __future__ import annotations
 

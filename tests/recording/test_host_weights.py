@@ -1,4 +1,4 @@
-"""Large weights on the host are not filled under `maya run`, small ones are, and afterwards all are again."""
+"""Under `maya run`, large weights on the host are not filled and small ones are. Afterwards all are filled again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small jobs for the renderings' tests: emulated in this process, analysed, in a second or two."""
+"""Small jobs for tests of reports. They are emulated in this process and analysed, which takes a second or two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report page in a real Chromium, opened as a file: what it shows, what it does under the mouse, and what it never does."""
+"""The report page in a real Chromium, opened as a file: what it shows, how it reacts to the mouse, and that it loads nothing."""
 
 from __future__ import annotations
 
@@ -295,7 +295,7 @@ def test_nothing_in_the_data_can_end_its_element() -> None:
     assert "http:" not in whole and "https:" not in whole and "eval(" not in whole
 
 
-def test_what_is_left_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_omitted_spans_are_mentioned(monkeypatch: pytest.MonkeyPatch) -> None:
     analysis, prediction = trained(2)
     monkeypatch.setattr(timeline_data, "MOST_SPANS", 50)
     monkeypatch.setattr(timeline_data, "MOST_RANKS", 1)

@@ -1,4 +1,4 @@
-"""Programs of many kinds: what is counted as a step, as samples and tokens, as peak, and what is said of it."""
+"""Programs of many kinds: what counts as a step, as samples, as tokens and as peak, and which notes are given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predicted runs as profiler traces: what HolisticTraceAnalysis and our own reader make of them, and what must hold of any."""
+"""Predicted runs as profiler traces: HolisticTraceAnalysis and our own reader understand them, and every trace is consistent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`maya check`: the gate of a CI."""
+"""`maya check` as a gate in CI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trials on a real Ray, started here; a worker of it is killed in the middle."""
+"""Trials on a real Ray cluster that the test starts. One of its workers is killed during the search."""
 
 from __future__ import annotations
 

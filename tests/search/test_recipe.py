@@ -1,4 +1,4 @@
-"""Recipes: what they mean, and what is said of wrong ones."""
+"""Recipes: what they mean, and how mistakes in them are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search: what it finds, that it is the same after a kill, what it leaves out."""
+"""The search: what it finds, that it finds the same after it was killed, and what it skips."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ def test_a_group_made_again_goes_on_as_the_one_it_was() -> None:
     assert meet.events.tolist() == [[0, 0], [1, 1]]
 
 
-def test_what_comes_after_the_last_common_step_is_left_out() -> None:
+def test_what_comes_after_the_last_common_step_is_ignored() -> None:
     a, b = job = ranks(2)
     for one in job:
         one.call("all_reduce")

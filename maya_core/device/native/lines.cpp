@@ -1,7 +1,7 @@
 #include "lines.h"
 
 #include <Python.h>
-#include <frameobject.h>
+#include <torch/csrc/utils/pythoncapi_compat.h>  // functions of frames that Python 3.10 does not have
 
 #include <map>
 #include <string_view>

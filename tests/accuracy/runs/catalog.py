@@ -110,7 +110,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class SkippedRow:
     row: int
     source: str
     reason: str
@@ -129,7 +129,7 @@ def tokens_step_s(row: Row) -> float:
 
 
 def make(row: Row, script: str, arguments: dict[str, object], label: str, **rest: Any) -> Run:
-    """A run on the row's GPUs. Of arguments, True is a flag, False and None are left out."""
+    """A run on the row's GPUs. Of arguments, True is a flag, False and None are omitted."""
     gpus = row.whole("gpus")
     per_node = min(gpus, row.whole("gpus_per_node") if row.has("gpus_per_node") else 8)
     given: list[str] = []
@@ -168,7 +168,7 @@ def mpt(row: Row) -> Run | str:
     label = (
         f"{row.text('model')}, {row.whole('seq_len')} tokens, {row.whole('micro_batch')} x {row.whole('grad_accum')}"
     )
-    # submit_benchmarks.py asked for attn_impl "triton" when either table was made: a kernel of FlashAttention-1's time.
+    # submit_benchmarks.py set attn_impl "triton" when either table was made: a kernel of FlashAttention-1's time.
     return make(row, "mpt_fsdp.py", arguments, label, step_s=tokens_step_s(row), attention="flash1")
 
 
@@ -344,9 +344,9 @@ SOURCES: dict[str, Source] = {
 ELSEWHERE = {"Megatron-LM CI golden values": "run by Megatron's own scripts, and compared in docs/megatron.md"}
 
 
-def read(data: Path) -> tuple[list[Run], list[LeftOut]]:
-    """All rows of the sources above: reproduced, or left out with a reason."""
-    runs, left_out = [], []
+def read(data: Path) -> tuple[list[Run], list[SkippedRow]]:
+    """All rows of the sources above: reproduced, or skipped with a reason."""
+    runs, skipped = [], []
     with (data / "e2e" / "e2e.csv").open(newline="") as file:
         for cells in csv.DictReader(file):
             row = Row(cells)
@@ -356,5 +356,5 @@ def read(data: Path) -> tuple[list[Run], list[LeftOut]]:
             if isinstance(found, Run):
                 runs.append(found)
             else:
-                left_out.append(LeftOut(row.id, told, found))
-    return runs, left_out
+                skipped.append(SkippedRow(row.id, told, found))
+    return runs, skipped

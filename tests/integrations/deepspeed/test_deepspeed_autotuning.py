@@ -1,4 +1,4 @@
-"""DeepSpeed's own tuner, by predicted numbers."""
+"""DeepSpeed's own autotuner uses predicted times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MayaCallback, in this process: what it predicts, and that nothing of it stays."""
+"""MayaCallback in this process: what it predicts, and that it restores everything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flags' own arithmetic, without a process."""
+"""How the launchers' flags are read, without starting a process."""
 
 from __future__ import annotations
 

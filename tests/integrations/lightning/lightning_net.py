@@ -1,4 +1,4 @@
-"""A model of Lightning's and its data, for either distribution."""
+"""A Lightning model and its data, for either distribution of Lightning."""
 
 from __future__ import annotations
 

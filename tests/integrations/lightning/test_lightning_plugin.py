@@ -1,4 +1,4 @@
-"""MayaEmulator in a process that lives on: what it predicts, what it leaves out, and that nothing stays changed."""
+"""MayaEmulator in a process that continues afterwards: what it predicts, what it skips, and that it restores everything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lightning programs in processes of their own: `maya run` without an edit, the plugin in a script, ranks that differ, Fabric, a
+"""Lightning programs in their own processes: `maya run` with unmodified scripts, the plugin in a script, ranks that differ, Fabric, a
 notebook."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Megatron Core in this process: what is recorded of its layers, what they keep, and that nothing stays."""
+"""Megatron Core in this process: what is recorded of its layers, what they store, and that everything is restored."""
 
 from __future__ import annotations
 

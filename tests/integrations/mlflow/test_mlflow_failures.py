@@ -1,4 +1,4 @@
-"""Servers that are down, slow, refuse, or die in the middle: a run is kept whole, the program goes on, and it can be sent later, once."""
+"""MLflow servers that are down, slow, refuse or die in between: the run is stored completely, the program continues, and the run can be sent later, once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same program emulated and trained for real has one fingerprint, whoever runs its loop; and what a program logs to MLflow itself
+"""A program has the same fingerprint emulated and trained for real, whichever framework runs its loop. What a program logs to MLflow itself
 under emulation reaches nobody."""
 
 from __future__ import annotations

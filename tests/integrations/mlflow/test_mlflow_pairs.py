@@ -1,4 +1,4 @@
-"""Which predicted run an actual one belongs to; and a thousand of them."""
+"""Which predicted run an actual run is paired with, also among a thousand runs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What torch.compile makes of the chains of small ops in a Llama block: one kernel each, and a kernel for the gradients.
-torch.compile itself is not recorded by Maya, so the ops here have the inputs and outputs of its kernels and no arithmetic.
+"""The kernels into which torch.compile fuses the chains of small ops in a Llama block: one each, and one for the gradients.
+The published run was compiled. These ops stand for its kernels: they have their inputs and outputs, and no arithmetic.
 """
 
 from typing import Any
