@@ -191,10 +191,14 @@ def forget_device_count() -> None:
 
 
 def cudnn_rnn_namespace() -> dict[str, Any]:
-    """The globals of torch.backends.cudnn.rnn, which has `_cudnn` in a CUDA build. The module as it is imported is a wrapper around it."""
-    import torch
+    """The globals of torch.backends.cudnn.rnn, which has `_cudnn` in a CUDA build.
 
-    return torch.backends.cudnn.rnn.get_cudnn_mode.__globals__
+    The attribute of torch.backends.cudnn is another object, and since 2.11 the module itself is behind a wrapper.
+    """
+    import torch.backends.cudnn.rnn
+
+    namespace: dict[str, Any] = sys.modules["torch.backends.cudnn.rnn"].get_cudnn_mode.__globals__
+    return namespace
 
 
 def cudnn_enabled() -> bool:
