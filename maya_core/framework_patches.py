@@ -98,4 +98,4 @@ class FrameworkPatches(Patches):
 
 def shown(versions: SpecifierSet | None) -> str:
     """`>=2.4,<2.7`, the lowest first."""
-    return ",".join(sorted(map(str, versions or ()), reverse=True))
+    return ",".join(sorted({str(each) for each in versions or ()}, reverse=True))

@@ -60,5 +60,4 @@ def _under_maya(original: Callable[[Namespace], Any]) -> Callable[[Namespace], A
 
 
 if is_launcher(sys.orig_argv):
-    watching = Patches()
-    watching.when_imported("accelerate.commands.launch", functools.partial(add_flags, watching))
+    flags.watch("accelerate.commands.launch", add_flags)

@@ -4,7 +4,6 @@ contains 'deepspeed', so it checks the command exactly and is cheap to import.""
 from __future__ import annotations
 
 import argparse
-import functools
 import sys
 from pathlib import PurePath
 from types import ModuleType, SimpleNamespace
@@ -46,5 +45,4 @@ def add_flags(patches: Patches, runner: ModuleType) -> None:
 
 
 if is_launcher(sys.orig_argv):
-    watching = Patches()
-    watching.when_imported("deepspeed.launcher.runner", functools.partial(add_flags, watching))
+    flags.watch("deepspeed.launcher.runner", add_flags)

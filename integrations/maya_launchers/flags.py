@@ -9,9 +9,27 @@ import functools
 import os
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from types import ModuleType
 from typing import NoReturn
 
+from maya_core.patches import MissingName, Patches
+
 PREFIX = "emulate_"
+
+
+def watch(launcher: str, add_flags: Callable[[Patches, ModuleType], None]) -> None:
+    """Adds the flags once the launcher's module is imported. A version in which they cannot be added must still launch programs."""
+    patches = Patches()
+
+    def add(module: ModuleType) -> None:
+        try:
+            add_flags(patches, module)
+        except (MissingName, AttributeError) as error:
+            if "--emulate" in sys.orig_argv:
+                raise SystemExit(f"maya: --emulate does not work with this version of the launcher: {error}") from error
+
+    patches.when_imported(launcher, add)
 
 
 @functools.cache

@@ -16,6 +16,8 @@ from maya_core.patches import Patches
 from maya_core.torch_seam import compile as seam
 
 MOST = 1 << 28  # entries of a mask that the host computes: a quarter of a GB, a second or two
+# How the host computes it. Options that the installed torch does not have are left out.
+ON_HOST = {"device": "cpu", "_compile": False, "compute_dq_write_order": False}
 COUNTS = ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks")
 
 
@@ -41,7 +43,7 @@ def _watch(rules: Rules, original: Callable[..., Any]) -> Callable[..., Any]:
 def _remember_counts(rules: Rules, create: Any, made: Any, given: dict[str, Any]) -> None:
     if (given["B"] or 1) * (given["H"] or 1) * given["Q_LEN"] * given["KV_LEN"] > MOST:
         return
-    on_host = given | {"device": "cpu", "_compile": False, "compute_dq_write_order": False}
+    on_host = given | {name: value for name, value in ON_HOST.items() if name in given}
     try:
         computed = create(**on_host)
     except Exception:  # the mask reads device tensors (document numbers, for example), whose values are unknown

@@ -195,7 +195,6 @@ def cudnn_rnn_namespace() -> dict[str, Any]:
 
     The attribute of torch.backends.cudnn is another object, and since 2.11 the module itself is behind a wrapper.
     """
-    import torch.backends.cudnn.rnn
 
     namespace: dict[str, Any] = sys.modules["torch.backends.cudnn.rnn"].get_cudnn_mode.__globals__
     return namespace
