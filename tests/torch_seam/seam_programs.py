@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from maya_core.torch_seam.version import FIRST, Version
+
 HERE = Path(__file__).resolve().parent
 GOLDEN = HERE.parent / "golden" / "programs"
 FIGURES = HERE / "figures.json"
@@ -74,6 +76,36 @@ PROGRAMS = {
         Program(GOLDEN / "zero3.py", 4, "deepspeed"),
     )
 }
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What torch itself does otherwise in some versions, and what is predicted there."""
+
+    program: str
+    figures: dict[str, float]
+    why: str
+    since: Version = FIRST
+    until: Version | None = None  # the first version without the difference
+
+
+DIFFERENCES = (
+    Difference(
+        "cuda_graphs",
+        {"allocated_bytes": 533022208},
+        "make_graphed_callables warms up and captures on one stream, so that there are two fewer workspaces of cuBLAS",
+        since=(2, 14),
+    ),
+)
+
+
+def expected_figures(program: str, torch: Version) -> dict[str, float]:
+    """What the program is predicted to do with a version of torch."""
+    figures: dict[str, float] = json.loads(FIGURES.read_text())[program]
+    for each in DIFFERENCES:
+        if each.program == program and each.since <= torch and (each.until is None or torch < each.until):
+            figures |= each.figures
+    return figures
 
 
 def figures_of(program: Program) -> dict[str, float]:

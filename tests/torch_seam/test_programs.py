@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-import seam_programs
+from seam_programs import PROGRAMS, expected_figures, figures_of
+
+from maya_core.torch_seam.version import installed
 
 pytestmark = pytest.mark.slow
 
-EXPECTED = json.loads(seam_programs.FIGURES.read_text())
 
-
-@pytest.mark.parametrize("name", seam_programs.PROGRAMS)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_predictions_are_those_of_the_compared_version(name: str) -> None:
-    found = seam_programs.figures_of(seam_programs.PROGRAMS[name])
-    assert found == {figure: pytest.approx(value, rel=0.01) for figure, value in EXPECTED[name].items()}
+    expected = expected_figures(name, installed().version)
+    assert figures_of(PROGRAMS[name]) == {figure: pytest.approx(value, rel=0.01) for figure, value in expected.items()}
