@@ -49,7 +49,7 @@ def main() -> None:
     for _ in range(3):
         batch = torch.randint(0, VOCABULARY, (BATCH, CONTEXT + 1)).to(device)
         if stage.is_first:
-            schedule.step(batch[:, :-1])
+            schedule.step(batch[:, :-1].contiguous())
         elif stage.is_last:
             schedule.step(target=batch[:, 1:])
         else:
