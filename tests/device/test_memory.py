@@ -126,7 +126,8 @@ def test_snapshot_opens_in_memory_viz(device: EmulatedDevice, tmp_path) -> None:
     assert keep.numel() == 3 * MIB
 
 
-def test_cublas_workspaces_are_per_thread_and_stream(device: EmulatedDevice) -> None:
+def test_cublas_workspaces_are_per_thread_and_stream(device: EmulatedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", "1")  # since torch 2.15 they are not kept by default
     a = torch.empty(64, 64, device="cuda", requires_grad=True)
     base = torch.cuda.memory_allocated()
     out = a @ a

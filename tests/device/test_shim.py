@@ -11,6 +11,7 @@ import torch._dynamo  # comes with the first optimizer step and replaces functio
 
 import maya_core
 from maya_core.device.emulated import EmulatedDevice
+from maya_core.torch_seam.cuda import libraries
 from maya_core.trace.schema import EventKind
 
 
@@ -62,7 +63,7 @@ def test_device_properties_are_the_catalogs() -> None:
         assert (properties.multi_processor_count, properties.total_memory) == (108, 85017493504)
         assert torch.cuda.is_bf16_supported()
         assert torch.cuda.get_arch_list()
-        assert torch.version.cuda == "13.0"
+        assert torch.version.cuda == libraries().cuda
         assert torch.cuda.nccl.version() == (2, 29, 7)
         assert torch.backends.cudnn.is_available()
         assert torch.cuda.can_device_access_peer(0, 1)

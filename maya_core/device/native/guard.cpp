@@ -330,9 +330,11 @@ void uninstall() {
   clear_blas_workspaces();
   torch_abi::exchange_hooks(before.hooks);
   c10::SetAllocator(c10::DeviceType::CUDA, before.allocator, 100);
-  // Futures of collectives need a guard when they are destroyed, which may be later.
+  // Futures of collectives and DDP's reducer need a guard when they are destroyed, which may be later. That of a CUDA
+  // build would end the process on a machine without a driver.
   static const auto* none = new c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA>;
-  torch_abi::exchange_guard(before.guard ? before.guard : none);
+  const bool usable = before.guard && before.guard->deviceCount() > 0;
+  torch_abi::exchange_guard(usable ? before.guard : none);
   for (auto& one : allocators) {
     one->set_listener({});
     retired.push_back(std::move(one));

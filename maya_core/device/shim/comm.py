@@ -72,6 +72,8 @@ def gather_out(tensors: Sequence[torch.Tensor], out: torch.Tensor, dim: int) -> 
 
 
 def install(patches: Patches) -> None:
+    # A CUDA build would reduce with its own NCCL. Without it, torch adds the tensors one after the other.
+    patches.set(torch.cuda.nccl, "is_available", lambda tensors: False)
     replace_all(
         patches,
         {
