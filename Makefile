@@ -2,6 +2,7 @@
 # make test     all tests. Its parts: make test-fast (about a minute), test-slow (whole programs), test-framework (Lightning, DeepSpeed, ...)
 # make lint     style, types and directions of imports
 # make test-torch TORCH=2.15.0   the seam to torch and the device with another version of torch, in an environment of its own
+# make test-oldest   the integrations with the oldest versions of their frameworks, in an environment of its own
 # make docs     the site, strictly, into site/
 # make wheel    the wheel that is released, into dist/
 # make bench    speed figures      make format rewrites the sources in the project's style
@@ -16,7 +17,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 CPP := $(wildcard maya_core/device/native/*.cpp maya_core/device/native/*.h maya_core/simulator/*.cpp)
 
-.PHONY: environment demo test test-fast test-slow test-framework test-torch docs wheel lint format bench bench-worlds bench-predictor bench-simulator accuracy accuracy-megatron profiles golden clean
+.PHONY: environment demo test test-fast test-slow test-framework test-torch test-oldest docs wheel lint format bench bench-worlds bench-predictor bench-simulator accuracy accuracy-megatron profiles golden clean
 
 environment: $(INSTALLED)
 
@@ -45,6 +46,12 @@ test-torch:
 	grep -vE '^(torch|triton)==' constraints.txt > $(TORCH_ENV)/constraints.txt
 	$(TORCH_ENV)/bin/pip install --quiet --disable-pip-version-check -c $(TORCH_ENV)/constraints.txt 'torch==$(TORCH).*' -e '.[huggingface,lightning,deepspeed]' pytest pytest-xdist hypothesis psutil
 	$(TORCH_ENV)/bin/python -m pytest -n auto --dist worksteal tests/torch_seam tests/device
+
+test-oldest:
+	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints-oldest.txt)"
+	.venv-oldest/bin/pip install --quiet --disable-pip-version-check -c constraints-oldest.txt -e '.[lightning,pytorch-lightning,huggingface,deepspeed,megatron,mlflow,compile,search]' peft trl pytest pytest-xdist hypothesis psutil selenium nbclient ipykernel tabulate
+	.venv-oldest/bin/python -m pytest -n auto --dist worksteal tests/integrations
 
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir site

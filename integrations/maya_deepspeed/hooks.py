@@ -40,12 +40,15 @@ def install(integration: Integration) -> None:
     )
     # ZeRO-3 replaces torch's linear, which stays replaced "unless manually reset".
     patches.on_undo(functools.partial(setattr, nn.functional, "linear", nn.functional.linear))
-    # Muon's iteration is compiled where it is defined. The compiled code would not be recorded, so it stays uncompiled.
-    patches.when_imported(
-        "deepspeed.runtime.compiler", lambda module: patches.set(module, "compile", lambda *_, **__: _uncompiled)
-    )
+    patches.when_imported("deepspeed.runtime.compiler", functools.partial(_muon_uncompiled, patches))
     for module in ("deepspeed.comm.comm", "deepspeed.utils.groups", "deepspeed.runtime.comm.coalesced_collectives"):
         patches.when_imported(module, functools.partial(_restore_state, patches))
+
+
+def _muon_uncompiled(patches: Patches, module: ModuleType) -> None:
+    """Muon's iteration is compiled where it is defined. The compiled code would not be recorded, so it stays uncompiled."""
+    if hasattr(module, "compile"):  # before DeepSpeed 0.18.9, it was not compiled (or there was none)
+        patches.set(module, "compile", lambda *_, **__: _uncompiled)
 
 
 def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:

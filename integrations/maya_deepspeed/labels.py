@@ -35,6 +35,8 @@ HELD = {
     ),
     Category.GRADIENTS: ("averaged_gradients", "grad_partitions_flat_buffer", "fp32_groups_gradients_flat"),
 }
+# The buckets of DeepSpeed 0.16, before there was one for each dtype: those of ZeRO 1 and 2, and of ZeRO 3.
+BUCKETS_BEFORE = ("ipg_buffer", "_DeepSpeedZeroOptimizer_Stage3__ipg_bucket_flat_buffer")
 
 
 def install(integration: Integration) -> None:
@@ -109,7 +111,8 @@ def state(integration: Integration, engine: Any) -> None:
 
 def buckets(integration: Integration, optimizer: Any) -> None:
     held = [one.buffer for one in (getattr(optimizer, "ipg_buckets", None) or {}).values()]
-    integration.label(on_device(_tensors(held)), Category.BUFFERS)
+    before = [getattr(optimizer, name, None) for name in BUCKETS_BEFORE]
+    integration.label(on_device(_tensors([held, before])), Category.BUFFERS)
 
 
 def _held(integration: Integration, optimizer: Any, category: Category) -> None:

@@ -11,6 +11,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import default_node, find_gpu
@@ -33,7 +34,8 @@ def _main(launcher: RankLauncher, runner: ModuleType) -> Callable[..., None]:
     @functools.wraps(runner.main)
     def main(args: list[str] | None = None) -> None:
         parsed = runner.parse_args(args)
-        runner.set_log_level_from_string("error" if parsed.quiet else parsed.log_level)
+        if hasattr(runner, "set_log_level_from_string"):  # not in DeepSpeed 0.17.0 and before
+            runner.set_log_level_from_string("error" if parsed.quiet else parsed.log_level)
         try:
             code = launch(launcher, runner, parsed)
         except MayaError as error:
@@ -83,13 +85,13 @@ def hosts_of(request: Request, runner: ModuleType, args: Namespace) -> Hosts:
         if pool is None:
             pool = _without_hostfile(request, runner, args)
         hosts = runner.parse_inclusion_exclusion(pool, args.include, args.exclude)
-        hosts = runner.apply_num_nodes_and_gpus(hosts, args.num_nodes, args.num_gpus)
-        launcher = runner.LAUNCHER_CLASSES.get(args.launcher.lower())
-        if launcher is None:
-            raise ValueError(
-                f"unknown launcher {args.launcher}; the known ones are {', '.join(runner.LAUNCHER_CLASSES)}"
-            )
-        launcher.validate_active_resources(hosts)
+        hosts = _first(hosts, args.num_nodes, args.num_gpus)
+        launchers = _launchers(runner)
+        if args.launcher.lower() not in launchers:
+            raise ValueError(f"unknown launcher {args.launcher}; the known ones are {', '.join(launchers)}")
+        launcher = launchers[args.launcher.lower()]
+        if launcher is not None:
+            launcher.validate_active_resources(hosts)
     except ValueError as error:  # DeepSpeed's own message about the hostfile or a filter
         raise MayaError(f"deepspeed: {error}.", "Nothing was started.") from error
     nodes = request.nodes
@@ -99,6 +101,20 @@ def hosts_of(request: Request, runner: ModuleType, args: Namespace) -> Hosts:
             "Remove one of them, or give the same number.",
         )
     return dict(hosts)
+
+
+def _first(hosts: Hosts, nodes: int, gpus: int) -> Hosts:
+    """The first hosts, and the first GPUs of each, if so many were requested."""
+    names = list(hosts)[: nodes if nodes > 0 else None]
+    return {name: list(range(gpus)) if gpus > 0 else hosts[name] for name in names}
+
+
+def _launchers(runner: ModuleType) -> dict[str, Any]:
+    """DeepSpeed's launchers by name, with the class that checks the hosts; before DeepSpeed 0.19, none did."""
+    if hasattr(runner, "LAUNCHER_CLASSES"):
+        classes: dict[str, Any] = runner.LAUNCHER_CLASSES
+        return classes
+    return {value: None for name, value in vars(runner).items() if name.endswith("_LAUNCHER")}
 
 
 def _without_hostfile(request: Request, runner: ModuleType, args: Namespace) -> dict[str, int]:

@@ -42,6 +42,7 @@ def _timers(integration: Integration, module: ModuleType) -> None:
     patches = integration.patches
     events, timers, throughput = module.CudaEventTimer, module.SynchronizedWallClockTimer, module.ThroughputTimer
     elapsed, start, stop = events.get_elapsed_msec, timers.Timer.start, timers.Timer.stop
+    read = timers.Timer.elapsed
 
     @functools.wraps(elapsed)
     def get_elapsed_msec(self: Any) -> float:
@@ -57,6 +58,15 @@ def _timers(integration: Integration, module: ModuleType) -> None:
     def noted_stop(self: Any, *args: Any, **kwargs: Any) -> None:
         stop(self, *args, **kwargs)
         self.event_timers[-1].end_event.place = integration.event_count() - 1
+
+    @functools.wraps(read)
+    def read_only(self: Any, reset: bool = True) -> Any:
+        """Before DeepSpeed 0.18.9, reading a timer resets it, so that after its monitors and its profiler the log would show zeros."""
+        pairs = list(self.event_timers)
+        value = read(self, reset)
+        if not reset and not self.event_timers:
+            self.event_timers.extend(pairs)
+        return value
 
     def log(self: Any, names: Iterable[str], normalizer: float = 1.0, reset: bool = True, *_: Any, **__: Any) -> None:
         known = [name for name in (sorted(names) if isinstance(names, set) else names) if name in self.timers]
@@ -74,6 +84,7 @@ def _timers(integration: Integration, module: ModuleType) -> None:
     patches.set(events, "get_elapsed_msec", get_elapsed_msec)
     patches.set(timers.Timer, "start", noted_start)
     patches.set(timers.Timer, "stop", noted_stop)
+    patches.set(timers.Timer, "elapsed", read_only)
     patches.set(timers, "log", log)
     _throughput(integration, throughput)
 

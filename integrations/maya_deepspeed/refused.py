@@ -54,5 +54,5 @@ def refusals(config: Any) -> Iterator[MayaError]:
 def _separate_optimizers(zero: Any) -> dict[str, bool]:
     return {
         "super_offload": bool(getattr(zero.offload_optimizer, "super_offload", False)),
-        "zenflow's overlap_step": bool(getattr(zero.zenflow, "overlap_step", False)),
+        "zenflow's overlap_step": bool(getattr(getattr(zero, "zenflow", None), "overlap_step", False)),
     }

@@ -67,7 +67,7 @@ def _noting_step(original: Callable[..., Any], record: BatchRecord, size: Callab
 def _replicas(loader: Any) -> int | None:
     """The number of ranks over which accelerate distributes the data. With tensor parallelism these are not all."""
     if hasattr(loader, "slice_fn"):  # a DataLoaderDispatcher
-        return 1 if loader.submesh_tp else int(loader.state.num_processes)
+        return 1 if getattr(loader, "submesh_tp", None) else int(loader.state.num_processes)  # not in accelerate 1.0
     for shard in (getattr(loader, "batch_sampler", None), getattr(loader, "dataset", None)):
         if isinstance(found := getattr(shard, "num_processes", None), int):
             return found

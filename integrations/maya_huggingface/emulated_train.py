@@ -72,8 +72,14 @@ def _set_up_again(args: Any) -> None:
             "these TrainingArguments were created before the MayaCallback, so DeepSpeed's batch sizes are those of this machine.",
             "Create the MayaCallback first.",
         )
-    del args.__dict__["_setup_devices"]  # it found no GPU; evaluated again, it finds the emulated ones
+    _forget_devices(args)  # they are not GPUs; looked for again, the emulated ones are found
     _ = args.device
+
+
+def _forget_devices(args: Any) -> None:
+    """Makes the arguments look for the devices again."""
+    for cached in ("_setup_devices", "__cached__setup_devices"):  # the second before transformers 5
+        vars(args).pop(cached, None)
 
 
 def _ending(original: Callable[..., Any], session: PluginSession, before: dict[str, Any]) -> Callable[..., Any]:
@@ -115,8 +121,8 @@ def _release(trainer: Any, before: dict[str, Any]) -> None:
         args, attributes = before["args"]
         vars(args).clear()
         vars(args).update(attributes)
-        if args.device.type == "cuda":  # created under emulation; evaluated again, they find the real devices
-            del args.__dict__["_setup_devices"]
+        if args.device.type == "cuda":  # created under emulation; looked for again, the real devices are found
+            _forget_devices(args)
     before.clear()
 
 

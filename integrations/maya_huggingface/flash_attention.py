@@ -17,6 +17,7 @@ import torch
 
 from maya_core.integration import Integration
 from maya_core.ops.attention_choice import FLASH, only
+from maya_huggingface import flash_attention_imported
 
 aten = torch.ops.aten
 UTILITIES = "transformers.modeling_flash_attention_utils"
@@ -30,6 +31,8 @@ LOADED = (  # names that transformers sets for the flash attention that is used 
     "_unpad_fn",
     "_process_flash_kwargs_fn",
     "_process_with_kvcache_kwargs_fn",
+    "_is_fa3",
+    "_flash_supports_window",
 )
 
 
@@ -39,6 +42,13 @@ def install(integration: Integration) -> None:
 
     def models(module: ModuleType) -> None:
         kind = module.PreTrainedModel
+        if not hasattr(
+            kind, "_flash_attn_import_error"
+        ):  # before transformers 5.4, a check of its own for each version
+            for version in VERSIONS:
+                if hasattr(module, f"is_flash_attn_{version}_available"):  # 3 is supported since transformers 4.53
+                    patches.set(module, f"is_flash_attn_{version}_available", lambda: True)
+            return
         check = kind._flash_attn_import_error
 
         @functools.wraps(check)
@@ -52,23 +62,39 @@ def install(integration: Integration) -> None:
 
 
 def _stand_in(integration: Integration, utilities: ModuleType) -> None:
-    patches, original = integration.patches, utilities._lazy_imports
-    for name in LOADED:
-        patches.set(utilities, name, None)
-    for version in VERSIONS:
-        patches.put(utilities.FLASH_ATTENTION_COMPATIBILITY_MATRIX[version], "general_availability_check", lambda: True)
+    if not hasattr(utilities, "_lazy_imports"):  # before transformers 4.54, the functions are imported with the module
+        flash_attention_imported.stand_in(integration, utilities, _replacement)
+        return
+    patches, original, names = integration.patches, utilities._lazy_imports, vars(utilities)
+    for name in LOADED:  # each version has some of them; 4.54 creates them on first use
+        patches.keep(names, name)
+        if name in names:
+            names[name] = None
+    if hasattr(utilities, "FLASH_ATTENTION_COMPATIBILITY_MATRIX"):  # since transformers 5.4
+        for version in VERSIONS:
+            check = utilities.FLASH_ATTENTION_COMPATIBILITY_MATRIX[version]
+            patches.put(check, "general_availability_check", lambda: True)
 
     @functools.wraps(original)
     def lazy_imports(implementation: str | None, *args: Any, **kwargs: Any) -> Any:
         if implementation not in [f"flash_attention_{version}" for version in VERSIONS]:
             return original(implementation, *args, **kwargs)
-        integration.skip(f"{implementation} is replaced by PyTorch's own flash attention, which has the same kernels")
-        varlen = functools.wraps(flash_attn_varlen_func)(
-            functools.partial(flash_attn_varlen_func, integration.host_value)
-        )
-        return flash_attn_func, varlen, None, utilities._pad_input, utilities._unpad_input
+        dense, varlen = _replacement(integration, implementation)
+        if not hasattr(utilities, "_pad_input"):  # transformers 4.54
+            return dense, varlen, utilities._fa3_pad_input, utilities._fa3_unpad_input, implementation[-1] == "3"
+        padding = (utilities._pad_input, utilities._unpad_input)
+        if not hasattr(utilities, "_flash_with_kvcache_fn"):  # before transformers 5.4
+            return dense, varlen, *padding
+        return dense, varlen, None, *padding
 
     patches.set(utilities, "_lazy_imports", lazy_imports)
+
+
+def _replacement(integration: Integration, implementation: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The functions of the package for batches and for packed sequences, and a line for the user."""
+    integration.skip(f"{implementation} is replaced by PyTorch's own flash attention, which has the same kernels")
+    varlen = functools.partial(flash_attn_varlen_func, integration.host_value)
+    return flash_attn_func, functools.wraps(flash_attn_varlen_func)(varlen)
 
 
 def flash_attn_func(
@@ -80,6 +106,7 @@ def flash_attn_func(
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
     deterministic: bool = False,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """Attention of tensors of shape (batch, tokens, heads, head)."""
     heads_first = (one.transpose(1, 2) for one in (q, k, v))
@@ -103,6 +130,7 @@ def flash_attn_varlen_func(
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
     deterministic: bool = False,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """Attention of packed sequences, of shape (tokens, heads, head)."""
     ends = value_of(cu_seqlens_q) if cu_seqlens_q.is_cuda else cu_seqlens_q

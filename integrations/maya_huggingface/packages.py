@@ -42,7 +42,9 @@ def install(integration: Integration) -> None:
             return original(args, *rest, **kwargs)
 
         patches.set(module.Trainer, "get_optimizer_cls_and_kwargs", staticmethod(get_optimizer_cls_and_kwargs))
-        patches.set(module, "apply_liger_kernel", _refusing("use_liger_kernel=True", "liger_kernel"))
+        # Before transformers 5.1, Trainer asked whether it is available and applied it itself.
+        liger = "apply_liger_kernel" if hasattr(module, "apply_liger_kernel") else "is_liger_kernel_available"
+        patches.set(module, liger, _refusing("use_liger_kernel=True", "liger_kernel"))
 
     def quantizers(module: ModuleType) -> None:
         patches.set(

@@ -31,6 +31,7 @@ from maya_core.report import wording
 from maya_core.request import PredictionOptions
 from maya_core.trace.job import read_job
 from maya_mlflow import keys, pairs
+from maya_mlflow.artifacts import server_of
 from maya_mlflow.pairs import Pair, ask
 from maya_mlflow.run_factors import FactorCase, fit
 
@@ -49,7 +50,8 @@ def calibrate(experiment: str, uri: str | None, gpu: str | None, name: str | Non
     target = name or f"{chosen}-runs"
     older = _older(target, chosen, add, replace)
     with tempfile.TemporaryDirectory(prefix="maya-") as folder:
-        cases, skipped = _cases(client, jobs, Path(folder))
+        with server_of(client):
+            cases, skipped = _cases(client, jobs, Path(folder))
         for reason in skipped:
             console.print(f"  [dim]skipped:[/dim] {reason}", highlight=False, soft_wrap=True)
         factors = fit(cases, found.name, older)

@@ -14,6 +14,7 @@ from maya_core.errors import MayaError
 from maya_core.messages import say
 from maya_core.search.result import PICTURE
 from maya_mlflow import keys
+from maya_mlflow.artifacts import server_of
 from maya_mlflow.pairs import ask, client
 
 if TYPE_CHECKING:
@@ -52,9 +53,10 @@ def _log(mlflow: Any, experiment: str | None, search: Search) -> str:
     _batch(mlflow, parent, metrics, params)
     for trial in track(search.trials, "logging trials", console=Console(stderr=True), transient=True):
         _log_trial(mlflow, place, parent, search, trial)
-    ask(mlflow.log_text, parent, json.dumps([_row(one) for one in search.trials], indent=1), "trials.json")
-    if (picture := search.folder / PICTURE).exists():
-        ask(mlflow.log_artifact, parent, str(picture))
+    with server_of(mlflow):
+        ask(mlflow.log_text, parent, json.dumps([_row(one) for one in search.trials], indent=1), "trials.json")
+        if (picture := search.folder / PICTURE).exists():
+            ask(mlflow.log_artifact, parent, str(picture))
     ask(mlflow.set_terminated, parent)
     return str(parent)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from maya_mlflow import keys
+from maya_mlflow.artifacts import server_of
 from maya_mlflow.draft import ARTIFACTS, ELSEWHERE, RUN, Draft, read, without_password
 
 EXPERIMENT = "maya"  # the default
@@ -40,8 +41,9 @@ def send(folder: Path, report: Report, uri: str | None = None, elsewhere: bool =
         if run.data.tags.get(keys.COMPLETE) != "complete":
             _log(client, run_id, draft)
             report({"logged": len(draft.metrics)})
-            for name in _send_artifacts(client, run_id, draft, folder / ARTIFACTS):
-                report({"file": name})
+            with server_of(client):
+                for name in _send_artifacts(client, run_id, draft, folder / ARTIFACTS):
+                    report({"file": name})
             if draft.run_id is None:
                 client.set_tag(run_id, keys.COMPLETE, "complete")
                 client.set_terminated(run_id, draft.status, draft.ended_ms)

@@ -6,6 +6,7 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 
@@ -14,6 +15,7 @@ from maya_deepspeed.job import program_of, rank_environment, world_of
 from maya_deepspeed.launch import hosts_of
 from maya_deepspeed.refused import refusals
 from maya_launchers.deepspeed import add_flags, is_launcher
+from packaging.version import Version
 
 from maya_core.errors import MayaError
 from maya_core.launch.world import World
@@ -138,9 +140,12 @@ def test_a_rank_is_told_what_deepspeed_tells_it() -> None:
             {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "swap"}}},
             "offload_optimizer to NVMe",
         ),
-        (
+        pytest.param(
             {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "super_offload": True}}},
             "super_offload",
+            marks=pytest.mark.skipif(
+                Version(version("deepspeed")) < Version("0.18"), reason="DeepSpeed has SuperOffload since 0.18"
+            ),
         ),
         ({"compile": {"deepcompile": True}}, "deepcompile"),
         ({"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}, None),

@@ -23,10 +23,10 @@ class Tokens(torch.utils.data.Dataset):
         ids = torch.arange(64) % 7 + i % 5
         return {"input_ids": ids, "labels": ids}
 
-def model():
+def model(**settings):
     torch.manual_seed(0)
     return LlamaForCausalLM(LlamaConfig(
-        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, vocab_size=128))
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, vocab_size=128, **settings))
 """
 
 TRAINER = (

@@ -71,6 +71,13 @@ def nothing_stays() -> Iterator[None]:
     assert accelerate.state.PartialState._shared_state.get("num_processes", 1) == 1
 
 
+class InOrder(Trainer):
+    """Takes the examples in their order, which is an argument of TrainingArguments in newer versions of transformers."""
+
+    def _get_train_sampler(self, *args: Any) -> Any:
+        return torch.utils.data.SequentialSampler(self.train_dataset)
+
+
 def trains_for_real(one: torch.nn.Module, folder: Path) -> None:
     args = arguments(folder, use_cpu=True, max_steps=6, learning_rate=1e-2, logging_steps=1, save_strategy="no")
     trainer = Trainer(one, args, train_dataset=Tokens())
@@ -114,9 +121,9 @@ def test_a_callback_made_first(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_inline_after_the_arguments(tmp_path: Path) -> None:
     """Of one GPU, with sequences of different lengths laid end to end: each is a sample."""
     rows = [{"input_ids": list(range(1, 2 + i % 9)) * 4} for i in range(64)]
-    args = arguments(tmp_path, per_device_train_batch_size=4, train_sampling_strategy="sequential")
+    args = arguments(tmp_path, per_device_train_batch_size=4)
     collator = DataCollatorWithFlattening()
-    trainer = Trainer(model(), args, collator, rows, callbacks=[maya := MayaCallback(steps=3)])
+    trainer = InOrder(model(), args, collator, rows, callbacks=[maya := MayaCallback(steps=3)])
     trainer.train()
     assert maya.prediction.world.size == 1
     assert maya.prediction.throughput.samples_per_step == 4
@@ -198,12 +205,11 @@ def test_deepspeeds_zero(tmp_path: Path, stage: int) -> None:
 
 def packed_attention(implementation: str, tmp_path: Path) -> Any:
     maya = MayaCallback(steps=2)
-    network = model()
-    network.set_attn_implementation(implementation)
+    network = model(attn_implementation=implementation)
     lengths = (64, 32, 16, 16)
     rows = [{"input_ids": [1 + i % 4] * lengths[i % 4]} for i in range(64)]
-    args = arguments(tmp_path, bf16=True, per_device_train_batch_size=4, train_sampling_strategy="sequential")
-    Trainer(network, args, DataCollatorWithFlattening(), rows, callbacks=[maya]).train()
+    args = arguments(tmp_path, bf16=True, per_device_train_batch_size=4)
+    InOrder(network, args, DataCollatorWithFlattening(), rows, callbacks=[maya]).train()
     return maya.prediction
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
+import pytest
 from hf_programs import AHEAD, LOOP, TRAINER, figures, predicted, run, write
 
 EXAMPLE = str(Path(__file__).parents[3] / "examples" / "huggingface_sft.py")
@@ -102,6 +104,10 @@ def test_the_flags_are_in_accelerates_help(tmp_path: Path) -> None:
         assert flag in shown
 
 
+@pytest.mark.skipif(
+    importlib.util.find_spec("trl.kernels") is None,
+    reason="the example is for a TRL with kernels of its own, and transformers 5",
+)
 def test_the_example(tmp_path: Path) -> None:
     """TRL's SFTTrainer with LoRA; packed rows of up to 256 tokens, each of several texts."""
     launch = (

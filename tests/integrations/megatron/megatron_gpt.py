@@ -81,6 +81,7 @@ def _steps(steps: int, config: Any, network: Any, distributed_optimizer: bool, c
         fp8_param_gather=config.fp8_param,
     )
     model = DistributedDataParallel(config, ddp, network)
+    config.no_sync_func = model.no_sync  # gradients are reduced once a step, as in Megatron-LM's own training
     optimizer = get_megatron_optimizer(
         OptimizerConfig(optimizer="adam", lr=1e-3, bf16=True, params_dtype=torch.bfloat16, use_distributed_optimizer=distributed_optimizer, fp8_recipe=config.fp8_recipe),
         [model], use_gloo_process_groups=False,

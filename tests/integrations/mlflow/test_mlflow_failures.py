@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -20,6 +21,7 @@ from maya_mlflow.commands import add
 from maya_mlflow.draft import Draft
 from maya_mlflow.upload import WAIT_VARIABLE, configured, upload_or_keep
 from mlflow_here import free_port
+from packaging.version import Version
 from typer.testing import CliRunner
 
 from maya_core import cli
@@ -202,6 +204,7 @@ def test_a_server_that_dies_in_the_middle_gets_the_rest_later_into_the_same_run(
         assert upload_or_keep(draft, folder) is None
     assert "maya mlflow upload" in capfd.readouterr().err
     (half,) = runs(uri, "dies")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)  # before MLflow 3.8, the client looks for artifacts there
     there = MlflowClient(uri).list_artifacts(half.info.run_id)  # type: ignore[attr-defined]
     assert half.info.status == "RUNNING" and len(there) < 3  # type: ignore[attr-defined]
     result = runner.invoke(cli.app, ["mlflow", "upload", str(folder), "--tracking-uri", uri])
@@ -231,7 +234,7 @@ def test_a_run_of_the_users_is_neither_resumed_nor_ended(uri: str, here: Path, m
     assert run.info.status == "RUNNING" and run.data.metrics[keys.STEP_TIME] == 0.5
 
 
-def test_without_any_configuration_runs_go_to_a_database_here(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_any_configuration_runs_go_to_mlflows_own_place(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow import MlflowClient
 
     monkeypatch.delenv(WAIT_VARIABLE)
@@ -240,7 +243,8 @@ def test_without_any_configuration_runs_go_to_a_database_here(here: Path, monkey
     drafts.write(draft, folder)
     assert draft.tracking_uri is None
     sent = upload_or_keep(draft, folder)
-    assert sent is not None and (here / "mlflow.db").is_file() and sent.uri.endswith(f"{here}/mlflow.db")
+    place = "mlflow.db" if Version(version("mlflow")) >= Version("3.8") else "mlruns"  # MLflow's own default
+    assert sent is not None and (here / place).exists() and sent.uri.endswith(f"{here}/{place}")
     assert MlflowClient(sent.uri).get_run(sent.run_id).data.params["maya/gpu"] == "h100"
 
 

@@ -224,12 +224,14 @@ def test_what_a_program_logs_under_emulation_reaches_nobody(
             mlflow.log_text("mine", "afterwards.txt")
         with mlflow.start_run() as later:
             assert later.info.experiment_id == mine.info.experiment_id
+        client = MlflowClient(uri)
+        artifacts = {
+            one.path for one in client.list_artifacts(mine.info.run_id)
+        }  # before MLflow 3.8, of the global URI
     finally:
         monkeypatch.setattr("mlflow.tracking.fluent._active_experiment_id", None)
         mlflow.set_tracking_uri(None)
-    client = MlflowClient(uri)
     run = client.get_run(mine.info.run_id)
-    artifacts = {one.path for one in client.list_artifacts(mine.info.run_id)}
     assert artifacts == {"afterwards.txt"} | ({"before.txt"} if logged_before else set())
     assert run.data.metrics == {"afterwards": 2.0} and run.info.status == "FINISHED"
     assert run.data.tags[keys.KIND] == "actual" and run.data.tags[keys.PAIR] == "of-the-real-run"
