@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from dataclasses import dataclass
 from types import ModuleType
@@ -195,8 +196,7 @@ def cudnn_rnn_namespace() -> dict[str, Any]:
 
     The attribute of torch.backends.cudnn is another object, and since 2.11 the module itself is behind a wrapper.
     """
-
-    namespace: dict[str, Any] = sys.modules["torch.backends.cudnn.rnn"].get_cudnn_mode.__globals__
+    namespace: dict[str, Any] = importlib.import_module("torch.backends.cudnn.rnn").get_cudnn_mode.__globals__
     return namespace
 
 
