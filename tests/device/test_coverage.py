@@ -85,7 +85,7 @@ def test_resnet_and_lstm_train() -> None:
         assert all(p.grad is None for p in model.parameters())
         ops = {job.trace.calls[s].op for s in job.trace.ops["subject"]}
         assert ops & {"aten::convolution_backward", "aten::_cudnn_rnn_backward"}
-        assert "cuDNN's workspaces for convolutions are not included in memory." in job.prediction.caveats
+        [_] = [note for note in job.prediction.caveats if "cuDNN" in note]  # its workspace is reported as unknown
 
 
 def test_resnet_keeps_channels_last() -> None:

@@ -82,7 +82,7 @@ def _pool_class(native: ModuleType, pool_numbers: Iterator[int]) -> type:
                     "Maya does not emulate a torch.cuda.MemPool with a custom allocator; create it without one."
                 )
             self._id = (0, next(pool_numbers)) if is_user_created else (next(pool_numbers), 0)
-            self.allocator = allocator
+            self._allocator = allocator
             self._device = native.get_device()
             native.create_pool(self._device, self._id, use_on_oom, no_split)
 
@@ -93,6 +93,10 @@ def _pool_class(native: ModuleType, pool_numbers: Iterator[int]) -> type:
         @property
         def id(self) -> tuple[int, int]:
             return self._id
+
+        @property
+        def allocator(self) -> Any:
+            return self._allocator
 
         def use_count(self) -> int:
             return int(native.pool_use_count(self._device, self._id))
