@@ -131,7 +131,7 @@ def test_a_new_environment(new: Environment, tmp_path: Path) -> None:
 def _explains_itself(new: Environment, wheel: Path) -> None:
     assert new.maya("--version").startswith(f"maya {__version__}, torch {TORCH}")
     doctor = new.maya("doctor -- torchrun --nproc-per-node 8 train.py")
-    assert f"from the wheel {wheel}" in " ".join(doctor.split())
+    assert f"from the wheel {wheel}".replace(" ", "") in "".join(doctor.split())  # however its lines are broken
     assert doctor.endswith("Maya can run here.\n")
     assert "h100" in new.maya("gpus")
     assert "Frequent questions" in new.maya("help")
@@ -179,8 +179,7 @@ def _as_an_editable_installation(new: Environment, folder: Path) -> None:
     (packages / "others.pth").write_text(f"{others}\n")
     pip = ["-m", "pip", "--python", str(editable.bin / "python"), "install", "--quiet", "--no-deps"]
     new.run("python", *pip, "-e", str(ROOT))
-    doctor = " ".join(editable.maya("doctor").split())
-    assert f"editable, from the folder {ROOT}" in doctor
+    assert f"editable, from the folder {ROOT}".replace(" ", "") in "".join(editable.maya("doctor").split())
     assert f"optuna is not installed.\nRun: pip install -e '{ROOT}[search]'" in editable.maya(
         "search llama3-8b-8xh100", 2
     )
