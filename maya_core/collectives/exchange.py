@@ -26,6 +26,7 @@ from maya_core.collectives.buffers import Buffers
 from maya_core.collectives.collective_record import CollectiveRecord
 from maya_core.collectives.values import FROM_ONE, TO_MANY, Values, outcome, sources, split
 from maya_core.errors import MayaError
+from maya_core.torch_seam.distributed import is_own_code
 from maya_core.trace.communication import POINT_TO_POINT, CollectiveCall, Communicator
 
 # In a group of at most this size (one node), every rank is emulated when the group gathers or reduces data that the host reads.
@@ -53,7 +54,7 @@ def carrying_objects(native: ModuleType) -> Iterator[None]:
 def _called_by_program() -> bool:
     """Whether the program called torch.distributed. A call that DTensor makes itself, to reduce a norm on the host for example, is not one."""
     frame = sys._getframe(2)
-    return frame.f_globals.get("__name__") == "torch.distributed.distributed_c10d"
+    return is_own_code(frame.f_globals.get("__name__"))
 
 
 def _carries_objects() -> bool:

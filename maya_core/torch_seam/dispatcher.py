@@ -43,12 +43,6 @@ def overload(name: str) -> Any:
     return getattr(getattr(torch.ops.aten, base), which or "default")
 
 
-def is_overload(value: Any) -> bool:
-    import torch
-
-    return isinstance(value, torch._ops.OpOverload)
-
-
 def remove(library: Any) -> None:
     """Removes a library's kernels now. The garbage collector would do it later, while torch holds its own lock."""
     library._destroy()
