@@ -45,7 +45,7 @@ test-torch:
 	$(TORCH_ENV)/bin/pip install --quiet --disable-pip-version-check 'torch==$(TORCH).*'
 	grep -vE '^(torch|triton)==' constraints.txt > $(TORCH_ENV)/constraints.txt
 	$(TORCH_ENV)/bin/pip install --quiet --disable-pip-version-check -c $(TORCH_ENV)/constraints.txt 'torch==$(TORCH).*' -e '.[huggingface,lightning,deepspeed]' pytest pytest-xdist hypothesis psutil
-	$(TORCH_ENV)/bin/python -m pytest -n auto --dist worksteal tests/torch_seam tests/device
+	$(TORCH_ENV)/bin/python -m pytest -n auto --dist worksteal tests/torch_seam tests/device tests/ops
 
 test-oldest:
 	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest

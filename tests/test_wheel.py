@@ -91,7 +91,9 @@ class Environment:
 
 @pytest.mark.slow
 def test_what_the_wheel_contains(tmp_path: Path) -> None:
-    names = {name for name in zipfile.ZipFile(wheel_in(tmp_path)).namelist() if ".dist-info/" not in name}
+    wheel = zipfile.ZipFile(wheel_in(tmp_path))
+    _shows_the_readme_with_whole_addresses(wheel)
+    names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     expected = {"maya_launchers.pth"}
     for source, target in (("maya_core", "maya_core/"), ("integrations", ""), ("recipes", "maya_core/recipes/")):
         files = {path.relative_to(ROOT / source) for path in (ROOT / source).rglob("*") if path.is_file()}
@@ -105,6 +107,14 @@ def test_what_the_wheel_contains(tmp_path: Path) -> None:
     ):  # fmt: skip
         assert part in names
     assert not [name for name in names if "test" in Path(name).parts[0] or name.endswith((".png", ".svg", ".pyc"))]
+
+
+def _shows_the_readme_with_whole_addresses(wheel: zipfile.ZipFile) -> None:
+    """PyPI shows the description without the files that it points to."""
+    (metadata,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+    targets = re.findall(r"\]\((.*?)\)", wheel.read(metadata).decode())
+    assert len(targets) > 30 and [target for target in targets if not target.startswith("https://")] == []
+    assert any(target.endswith("/main/docs/images/terminal.png") for target in targets)
 
 
 @pytest.fixture

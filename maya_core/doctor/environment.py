@@ -84,13 +84,11 @@ def torch() -> list[Finding]:
     except MayaError as error:
         return [Finding("torch", f"{what}: {error.problem}", State.PROBLEM, error.advice)]
     compared = torch_versions.text(torch_versions.COMPARED)
-    how = f"Maya's kernels and memory were compared with CUDA PyTorch {compared} op by op"
+    this = torch_versions.text(found.version)
+    how = f"Maya's kernels and memory were compared with CUDA PyTorch {this}"
     if found.version != torch_versions.COMPARED:
-        return [
-            Finding("torch", what),
-            Finding("compared", f"{how}; {torch_versions.text(found.version)} is supported, but was not compared"),
-        ]
-    return [Finding("torch", what), Finding("compared", f"{how}, which is this version")]
+        how += f": ops and training scripts on one GPU. Distributed and compiled programs were compared with {compared} only"
+    return [Finding("torch", what), Finding("compared", how)]
 
 
 def compiling() -> list[Finding]:

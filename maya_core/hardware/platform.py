@@ -12,8 +12,8 @@ from maya_core.torch_seam.version import COMPARED, Version
 class Platform:
     """A GPU with the CUDA build of a version of torch, and the libraries that it ships with.
 
-    What an op launches and allocates is described for the version that was compared with CUDA op by op. What is known to differ in
-    another version asks for it: `platform.since(2, 15)`.
+    What an op launches and allocates is described for the compared version. What differs in another version asks for it:
+    `platform.since(2, 15)`.
     """
 
     gpu: Gpu

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from maya_core.hardware.dtypes import HALVES
 from maya_core.hardware.platform import Platform
-from maya_core.ops.kernel import INCLUDED, Attention, Streaming
+from maya_core.ops.kernel import INCLUDED, Attention, Streaming, small
 from maya_core.ops.lazy_torch import torch
 from maya_core.ops.reductions import add_reduction
 from maya_core.ops.registry import aten, op, values
@@ -152,10 +152,11 @@ def flash_backward_by_token(call: Call, platform: Platform) -> Work:
 @op("aten::_scaled_dot_product_efficient_attention", flops=forward_flops)
 def efficient_forward(call: Call, platform: Platform) -> Work:
     query, value = call["query"], call["value"]
-    work = Work().out(0, 1).launch(_kernel(call, "efficient", "forward"))
+    state_on_device = platform.since(2, 14)  # the random state; before, it was in host memory
+    work = Work().out(0, 1).launch(*[small(8), small(8)] * state_on_device, _kernel(call, "efficient", "forward"))
     if query.dtype in HALVES and value.sizes[-1] > 128:  # the output is accumulated in float, too large for registers
         work.free(work.temporary(query.numel // query.sizes[-1] * value.sizes[-1] * 4))
-    return work.host_out(2, 3)  # the random state is in host memory
+    return work.out(2, 3) if state_on_device else work.host_out(2, 3)
 
 
 @op("aten::_efficient_attention_forward", flops=forward_flops)

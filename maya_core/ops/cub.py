@@ -1,7 +1,8 @@
-"""The cub algorithms with which ATen sorts, scans and compacts: their launches and temporary storage (CUDA 13's cub, in torch 2.13).
+"""The cub algorithms with which ATen sorts, scans and compacts: their launches and temporary storage (CUDA 13's cub, in torch 2.11 and later;
+torch 2.10 has that of CUDA 12.8).
 
 Temporary storage is one allocation of parts that are aligned to 256 bytes each, plus 255 bytes to align the whole. Tile sizes are cub's tuning
-for each architecture (cub/device/dispatch/tuning), measured with CUDA torch 2.13 over a fake runtime.
+for each architecture (cub/device/dispatch/tuning), measured with CUDA torch over a fake runtime.
 """
 
 from __future__ import annotations
@@ -85,18 +86,19 @@ def segmented_sort(work: Work, n: int, key_bytes: int, value_bytes: int, length:
     return work.free(work.temporary(_storage(n * key_bytes, n * value_bytes)))
 
 
-def scan_bytes(n: int, item: int) -> int:
+def scan_bytes(platform: Platform, n: int, item: int) -> int:
     """The look-back state of a prefix sum; for 2-byte floats, status, partial and inclusive sums are separate."""
     states = -(-n // SCAN_TILE.get(item, 896)) + 32
+    last = [1] if platform.since(2, 11) else []
     if item == 2:
-        return _storage(states * 4, states * 2, states * 2, 1)
-    return _storage(states * (8 if item <= 4 else 16), 1)
+        return _storage(states * 4, states * 2, states * 2, *last)
+    return _storage(states * (8 if item <= 4 else 16), *last)
 
 
-def scan(work: Work, n: int, item: int, kernel: Streaming) -> Work:
+def scan(work: Work, platform: Platform, n: int, item: int, kernel: Streaming) -> Work:
     """Adds a prefix sum of `n` elements, with `kernel` as its sweep."""
     work.launch(small(), kernel)
-    return work.free(work.temporary(scan_bytes(n, item)))
+    return work.free(work.temporary(scan_bytes(platform, n, item)))
 
 
 def unique_by_key(work: Work, platform: Platform, n: int, item: int) -> Work:

@@ -29,6 +29,12 @@ POINTWISE = [name for line in _LINES if not line.startswith("#") for name in lin
 FILLS = ("fill_", "zero_", "arange", "range", "linspace", "logspace", "full", "fill")
 _WRITES_FIRST = ("fill_", "zero_")
 
+# Pairs of dtypes, from and to, whose copy has a vectorized kernel (Copy.cu, direct_copy_kernel_cuda).
+VECTORIZED_CASTS = {("Float", half) for half in HALVES}
+VECTORIZED_CASTS_2_15 = (
+    VECTORIZED_CASTS | {(half, "Float") for half in HALVES} | {("Int", "Long"), ("Bool", "Long"), ("Bool", "Double")}
+)
+
 
 @op(*METADATA)
 def nothing(call: Call, platform: Platform) -> Work:
@@ -65,6 +71,11 @@ def same_layout(to: Tensor, source: Tensor) -> bool:
     return to.dtype == source.dtype and to.sizes == source.sizes and to.strides == source.strides and to.is_dense
 
 
+def cast_pattern(source: str, to: str, platform: Platform) -> str:
+    vectorized = VECTORIZED_CASTS_2_15 if platform.since(2, 15) else VECTORIZED_CASTS
+    return "elementwise" if (source, to) in vectorized else "cast"
+
+
 @op(*aten("copy_", "_copy_from"))
 def copy(call: Call, platform: Platform) -> Work:
     """A memcpy if both have the same layout in memory, otherwise a kernel (Copy.cu, copy_device_to_device)."""
@@ -74,8 +85,8 @@ def copy(call: Call, platform: Platform) -> Work:
     if same_layout(to, source):
         return Work().launch(Copy("d2d", to.nbytes))
     pattern = layout([source], to)
-    if pattern == "elementwise" and to.dtype != source.dtype and (to.dtype not in HALVES or source.dtype != "Float"):
-        pattern = "cast"  # except from float to halves, which have special vectorized kernels
+    if pattern == "elementwise" and to.dtype != source.dtype:
+        pattern = cast_pattern(source.dtype, to.dtype, platform)
     kernel = streaming(pattern, [source], [to])
     parts = tensor_iterator.parts(to, [source])
     return Work().launch(*([kernel] if parts == 1 else [kernel.part(parts)] * parts))

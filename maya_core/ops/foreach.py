@@ -1,9 +1,11 @@
 """Foreach ops and fused optimizers, which process a list of tensors in as few launches as kernel arguments allow.
 
-Follows MultiTensorApply.cuh, Foreach*.cu and Fused*.cu of ATen/native/cuda (CUDA 13: 32 KiB of kernel arguments).
+Follows MultiTensorApply.cuh, Foreach*.cu and Fused*.cu of ATen/native/cuda. Kernels take 32 KiB of arguments since torch 2.12, and 4 KiB before.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from maya_core.hardware.platform import Platform
 from maya_core.ops.kernel import Copy, Kernel, Streaming, small
@@ -15,19 +17,29 @@ from maya_core.trace.call import Call, Tensor, tensors_in
 
 PREFIX = "aten::_foreach_"  # of ops that share one rule
 CHUNK = 65536
-MAX_BLOCKS = 2240
-MAX_TENSORS = [770, 448, 336, 252, 210]  # by the number of lists
-MAX_TENSORS_SCALAR_LIST = [672, 448, 336, 252, 210]
 NORM_CLEANUP_TENSORS = 1920  # tensors per launch of the kernel that combines the partial norms
+
+
+class Limits(NamedTuple):
+    """What the arguments of one kernel have room for. The tensors depend on the number of lists."""
+
+    blocks: int
+    tensors: tuple[int, ...]
+    tensors_with_scalars: tuple[int, ...]  # each tensor has a number of its own
+
+
+LIMITS = Limits(2240, (770, 448, 336, 252, 210), (672, 448, 336, 252, 210))
+LIMITS_BEFORE_2_12 = Limits(320, (110, 64, 48, 36, 30), (96, 64, 48, 36, 30))
 OVERWRITES = aten("_foreach_zero_", "_foreach_copy_")  # they do not read their first list
 
 # Lists that the kernel of an optimizer reads and writes.
 UPDATED = ("self", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "momentum_buffer_list", "state_sums")
 
 
-def launches(tensors: list[Tensor], depth: int, scalar_list: bool = False) -> int:
+def launches(platform: Platform, tensors: list[Tensor], depth: int, scalar_list: bool = False) -> int:
     """The number of kernels that multi_tensor_apply launches for lists like this one."""
-    limit = (MAX_TENSORS_SCALAR_LIST if scalar_list else MAX_TENSORS)[min(depth, 5) - 1]
+    limits = LIMITS if platform.since(2, 12) else LIMITS_BEFORE_2_12
+    limit = (limits.tensors_with_scalars if scalar_list else limits.tensors)[min(depth, 5) - 1]
     count = blocks = held = 0
     for tensor in tensors:
         if tensor.numel == 0:
@@ -35,10 +47,10 @@ def launches(tensors: list[Tensor], depth: int, scalar_list: bool = False) -> in
         held += 1
         chunks = -(-tensor.numel // CHUNK)
         while chunks:
-            taken = min(chunks, MAX_BLOCKS - blocks)
+            taken = min(chunks, limits.blocks - blocks)
             blocks += taken
             chunks -= taken
-            if blocks == MAX_BLOCKS or (held == limit and chunks == 0):
+            if blocks == limits.blocks or (held == limit and chunks == 0):
                 count += 1
                 blocks = 0
                 held = 1 if chunks else 0
@@ -110,11 +122,11 @@ def foreach(call: Call, platform: Platform) -> Work:
     if not _by_multi_tensor_kernel(call, lists):
         return Work().launch(*(_one(call, place, reads, written) for place in range(len(first))))
     if call.name == "aten::_foreach_norm":
-        return _norm(first)
+        return _norm(first, platform)
     numbers = [argument for argument in call.arguments if isinstance(argument, Tensor)]
     scalar_list = "ScalarList" in call.overload or call.overload == "Tensor"
     read = sum([_total(each) for each in reads]) + _total(numbers)
-    return _shared(launches(first, _depth(call, lists), scalar_list), read, _total(written), first)
+    return _shared(launches(platform, first, _depth(call, lists), scalar_list), read, _total(written), first)
 
 
 def _shared(parts: int, read: float, written: float, tensors: list[Tensor]) -> Work:
@@ -135,15 +147,22 @@ def _one(call: Call, place: int, reads: list[list[Tensor]], written: list[Tensor
     return streaming(elementwise_pattern(sources, target), sources, [target])
 
 
-def _norm(tensors: list[Tensor]) -> Work:
-    """Zeroes the partial norms, sums by chunks, and combines them."""
-    count = sum([tensor.numel for tensor in tensors])
-    partials = 4 * (count // CHUNK + len(tensors))
+def _norm(tensors: list[Tensor], platform: Platform) -> Work:
+    """Sums by chunks into partial norms, and combines them. Until torch 2.14 each tensor has as many partial norms as the largest, and they
+    are zeroed. Since 2.15 each has its own number, and a copy tells the kernels where those of a tensor begin."""
+    item = max(4, tensors[0].itemsize)
+    chunks = [-(-tensor.numel // CHUNK) for tensor in tensors]
+    partials = item * sum(chunks)
     work = Work()
-    work.temporary(len(tensors) * max(-(-t.numel // CHUNK) for t in tensors) * max(4, tensors[0].itemsize))
-    work.launch(small(partials)).kernels.extend(
-        _shared(launches(tensors, 1), _total(tensors), partials, tensors).kernels
-    )
+    if platform.since(2, 15):
+        work.temporary(partials)
+        begins = 8 * (len(tensors) + 1)
+        work.temporary(begins)
+        work.launch(Copy("h2d", begins))
+    else:
+        work.temporary(item * len(tensors) * max(chunks))
+        work.launch(small(partials))
+    work.launch(*_shared(launches(platform, tensors, 1), _total(tensors), partials, tensors).kernels)
     work.launch(*[small(partials)] * -(-len(tensors) // NORM_CLEANUP_TENSORS))
     return work.out(*range(len(tensors)))
 
@@ -155,13 +174,13 @@ def fused_optimizer(call: Call, platform: Platform) -> Work:
     gradients = _total(lists.get("grads", []))
     updated = sum(_total(tensors) for name, tensors in lists.items() if name != "grads")
     scaled = gradients if call.get("grad_scale") is not None else 0  # unscaled gradients are written back
-    return _shared(launches(parameters, len(lists)), updated + gradients, updated + scaled, parameters)
+    return _shared(launches(platform, parameters, len(lists)), updated + gradients, updated + scaled, parameters)
 
 
 @op("aten::_amp_foreach_non_finite_check_and_unscale_")
 def unscale(call: Call, platform: Platform) -> Work:
     gradients = list(tensors_in(call.arguments[0]))
-    return _shared(launches(gradients, 1), _total(gradients), _total(gradients), gradients)
+    return _shared(launches(platform, gradients, 1), _total(gradients), _total(gradients), gradients)
 
 
 values("aten::_amp_foreach_non_finite_check_and_unscale_", assume=Assume.ALL_FINITE)

@@ -164,15 +164,17 @@ def masked_scatter_in_place(call: Call, platform: Platform) -> Work:
 
 # ---- index_put ----
 def _check_range(work: Work, platform: Platform, index: Tensor) -> None:
-    """Asserts on the device that no index is out of range: reduces to the smallest and largest, and compares and asserts each."""
-    ends = [work.temporary(index.itemsize) for _ in range(2)]
-    if (copy := work.contiguous(index)) is not None:
-        work.free(copy)
-    add_reduction(work, index, [], platform, written=16)
-    for _ in ends:
-        work.free(work.temporary(1))
-        work.launch(small(), small())
-    work.free(*reversed(ends))
+    """Asserts on the device that no index is out of range: reduces to the smallest and largest, and compares and asserts each. Since torch
+    2.13 one reduction finds both."""
+    for found in (2,) if platform.since(2, 13) else (1, 1):
+        ends = [work.temporary(index.itemsize) for _ in range(found)]
+        if (copy := work.contiguous(index)) is not None:
+            work.free(copy)
+        add_reduction(work, index, [], platform, written=8 * found)
+        for _ in ends:
+            work.free(work.temporary(1))
+            work.launch(small(), small())
+        work.free(*reversed(ends))
 
 
 def _linear_index(work: Work, call: Call, platform: Platform, index: Tensor, linear: Streaming) -> int:
@@ -228,7 +230,8 @@ def _sort_indices(work: Work, platform: Platform, n: int, item: int, largest: in
         work.temporary(n * item)
     numbering = work.temporary(n * item)
     work.launch(Streaming("fill", 0, n * item, n))  # arange
-    radix_sort(work, platform, n, item, item, bits(largest)).free(numbering)
+    key_bits = bits(largest) if platform.since(2, 13) else 8 * item
+    radix_sort(work, platform, n, item, item, key_bits).free(numbering)
 
 
 def _sum_segments(work: Work, platform: Platform, grad: Tensor, n: int, item: int, weights: int, bags: bool) -> Work:
@@ -244,7 +247,7 @@ def _sum_segments(work: Work, platform: Platform, grad: Tensor, n: int, item: in
     for _ in ("partials of a segment", "their offsets"):
         work.temporary(segments * item)
     work.launch(Streaming("elementwise", segments * item, segments * item, segments))
-    scan(work, segments, item, Streaming("scan", segments * item, segments * item, segments))
+    scan(work, platform, segments, item, Streaming("scan", segments * item, segments * item, segments))
     work.temporary(8)
     # the number of partial sums, and their offsets
     work.launch(small(), Streaming("elementwise", 2 * segments * item, partials * item, partials))

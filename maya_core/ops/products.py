@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from maya_core.hardware.dtypes import dtype
+from maya_core.hardware.dtypes import HALVES, dtype
 from maya_core.hardware.platform import Platform
 from maya_core.ops.kernel import INCLUDED, NN, NT, TN, TT, Copy, Gemm, GroupedGemm, Streaming
 from maya_core.ops.lazy_torch import torch
@@ -118,7 +118,7 @@ def _multiply(
         work.temporary(given.nbytes)
         copy = _copied(given)
         return _with_workspace(work.launch(copy, kernel, copy), platform)
-    in_lt = call.name in ONLY_IN_LT or (call.name in WITH_SUMMAND and _bias_in_epilogue(call))
+    in_lt = call.name in ONLY_IN_LT or (call.name in WITH_SUMMAND and _by_lt(call, platform))
     return _with_workspace(work.launch(kernel), platform, in_lt)
 
 
@@ -143,6 +143,20 @@ def _bias_in_epilogue(call: Call) -> bool:
     return all(t.dtype in EPILOGUE_DTYPES for t in (first, second))
 
 
+def _summand_is_read(call: Call, platform: Platform) -> bool:
+    """Whether cublasLt reads a whole matrix of summands where it is, instead of in the result (since torch 2.14, and of halves only)."""
+    summand, first, second = call.inputs[:3]
+    if not platform.since(2, 14) or call.name != "aten::addmm" or first.dtype not in HALVES:
+        return False
+    rows_packed = len(summand.sizes) == 2 and summand.strides[1] == 1 and summand.strides[0] >= summand.sizes[1]
+    return rows_packed and summand.sizes == call.results[0].sizes and min(*first.sizes, *second.sizes) > 1
+
+
+def _by_lt(call: Call, platform: Platform) -> bool:
+    """Whether cublasLt computes a product with a summand, which needs no copy of it."""
+    return _bias_in_epilogue(call) or _summand_is_read(call, platform)
+
+
 def _summand(work: Work, call: Call) -> Work:
     """Copies the summand into the result first."""
     summand, result = call.inputs[0], call.results[0]
@@ -154,7 +168,7 @@ def _summand(work: Work, call: Call) -> Work:
 def product_and_sum(call: Call, platform: Platform) -> Work:
     first, second = _operands(call)
     work = Work().out(0)
-    if not _bias_in_epilogue(call) and call.get("beta", 1) != 0:
+    if not _by_lt(call, platform) and call.get("beta", 1) != 0:
         _summand(work, call)
     return _multiply(work, call, platform, first, second, _gemm(call, first, second, platform))
 

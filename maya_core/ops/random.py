@@ -60,15 +60,25 @@ def randperm(call: Call, platform: Platform) -> Work:
 
 @op("aten::multinomial")
 def multinomial(call: Call, platform: Platform) -> Work:
-    """Checks the probabilities, divides them by exponential samples, and takes the largest (Distributions.cpp)."""
+    """Checks the probabilities, divides them by exponential samples, and takes the largest (Distributions.cpp). Since torch 2.12 the
+    smallest and largest probability are found in one pass."""
     source = call.inputs[0]
     row = source.sizes[-1]
     rows = source.numel // max(row, 1)
     whole = Streaming("reduction", source.nbytes, 4, source.numel, source.numel)
     by_row = Streaming("reduction", source.nbytes, 4 * rows, source.numel, row)
     of_rows = Streaming("reduction", 4 * rows, 4, rows, rows)
-    return Work().launch(
-        whole, *[small()] * 4, by_row, small(), of_rows, small(), small(),
+    work = Work()
+    if platform.since(2, 12):
+        for _ in ("smallest", "largest"):
+            work.temporary(source.itemsize)
+        work.launch(whole, *[small()] * 4)
+    else:
+        work.launch(whole, small(), whole, *[small()] * 3)
+    for nbytes in (1, 1, source.nbytes):  # the answers of two checks, and the quotients
+        work.temporary(nbytes)
+    return work.out(0).launch(
+        by_row, small(), of_rows, small(), small(),
         Streaming("random", 0, source.nbytes, source.numel),
         Streaming("elementwise", 2 * source.nbytes, source.nbytes, source.numel),
         by_row,

@@ -12,7 +12,7 @@ from typing import Any
 from maya_core.hardware.dtypes import HALVES
 from maya_core.hardware.platform import Platform
 from maya_core.ops import tensor_iterator
-from maya_core.ops.elementwise import elementwise
+from maya_core.ops.elementwise import cast_pattern, elementwise
 from maya_core.ops.kernel import Streaming, small
 from maya_core.ops.lazy_torch import torch
 from maya_core.ops.registry import Assume, aten, op, values
@@ -209,7 +209,7 @@ def reduce(call: Call, platform: Platform) -> Work:
         kind = WITH_INDEX
     if (read := _as_accumulated(call, source)) is not source:
         work.temporary(read.nbytes)
-        work.launch(streaming("cast", [source], [read]))
+        work.launch(streaming(cast_pattern(source.dtype, read.dtype, platform), [source], [read]))
         source = read
     along = dims if isinstance(dims, list) else [] if dims is None else [dims]
     written = sum(moved(each) for each in call.results)

@@ -136,7 +136,7 @@ def scan(call: Call, platform: Platform) -> Work:
     if source.dtype != result.dtype or not source.is_contiguous:
         work.temporary(source.numel * result.itemsize)
         work.launch(streaming("cast" if source.dtype != result.dtype else "strided", [source], [result]))
-    return cub.scan(work, source.numel, result.itemsize, kernel) if flat else work.launch(kernel)
+    return cub.scan(work, platform, source.numel, result.itemsize, kernel) if flat else work.launch(kernel)
 
 
 values(*aten("topk", "sort"), assume=Assume.RANDOM_INDICES)

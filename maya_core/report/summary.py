@@ -396,8 +396,8 @@ def _version_caveats(trace: RankTrace) -> list[str]:
     if numbers(version) == COMPARED:
         return []
     return [
-        f"This is torch {version}. What each op launches and allocates was compared op by op with CUDA PyTorch {text(COMPARED)}; with this version, "
-        "whole programs were. `maya help versions` says what is known to differ."
+        f"This is torch {version}. Maya's ops and training scripts on one GPU were compared with its CUDA build; distributed and compiled programs "
+        f"only with that of torch {text(COMPARED)}. `maya help versions` says what is known to differ."
     ]
 
 

@@ -14,8 +14,8 @@ from maya_core.errors import MayaError
 Version = tuple[int, int]
 FIRST: Version = (2, 10)
 LAST: Version = (2, 15)
-# Which kernels an op launches, what it allocates in between, and how the allocator works was read from the sources of this version and
-# compared with its CUDA build, op by op.
+# The version whose sources describe what an op launches and allocates, and how the allocator works. Its CUDA build was compared in every
+# respect: ops, training scripts, distributed and compiled programs. Of the other versions, ops and training scripts were (docs/versions.md).
 COMPARED: Version = (2, 13)
 INSTALL = "pip install 'torch>=2.10,<2.16'"
 # The Triton with which each version's CUDA build is released.

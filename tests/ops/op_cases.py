@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import torch
@@ -9,6 +10,7 @@ from torch.nn import functional as F
 
 Case = Callable[[], Callable[[], object]]
 CASES: dict[str, Case] = {}
+SIZED_BY_VALUES = {"masked_select"}  # its memory depends on values, which a fake runtime does not compute
 
 
 def x(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -21,6 +23,22 @@ def half(*sizes: int) -> torch.Tensor:
 
 def index(*sizes: int, values: int = 0) -> torch.Tensor:
     return torch.full(sizes, values, dtype=torch.int64, device="cuda")
+
+
+def make_workspaces() -> None:
+    """Allocates the workspaces of cuBLAS and cublasLt, which stay, so that they are no part of the first product's memory."""
+    torch.mm(half(512, 512), half(512, 512))
+    torch.addmm(half(512), half(512, 512), half(512, 512))
+
+
+def peak_bytes(call: Callable[[], object]) -> int:
+    """The bytes that a call requests at its peak, with its results. What it gets depends on what was freed before it."""
+    gc.collect()  # tensors of earlier cases
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_stats()["requested_bytes.all.current"]
+    with torch.autograd.set_multithreading_enabled(False):  # a thread of autograd may free what it used after the call
+        call()
+    return torch.cuda.memory_stats()["requested_bytes.all.peak"] - before
 
 
 def case(make: Case) -> Case:

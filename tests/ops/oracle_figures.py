@@ -1,7 +1,9 @@
-"""Compares what real CUDA PyTorch launches for each op case with what Maya plans for it.
+"""Compares what real CUDA PyTorch launches and allocates for each op case with what Maya plans for it.
 
 A figure is one launch: its case, place, kind (kernel, gemm, copy, memset), the kernel's name, threads, bytes, and m, n, k and batch of a product,
-which are column-major as in the call of cuBLAS.
+which are column-major as in the call of cuBLAS. The last figure of a case is its peak: the bytes that it allocates, with its results.
+
+oracle/2.13.csv has the figures of all cases; the file of another version of torch has only the cases that are different there.
 """
 
 from __future__ import annotations
@@ -13,13 +15,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from ops.op_cases import CASES
+from ops.op_cases import CASES, SIZED_BY_VALUES, make_workspaces, peak_bytes
 
 from maya_core.device.emulated import EmulatedDevice
 from maya_core.ops.kernel import Gemm, Kernel
 from maya_core.ops.plan import kernels_of
+from maya_core.torch_seam.version import COMPARED, Version, text
+from maya_core.trace.call import Call
 from maya_core.trace.schema import EVENT, EventKind
 
+FOLDER = Path(__file__).parent / "oracle"
+PEAK = "peak"
 DIRECTIONS = {"1": "h2d", "2": "d2h", "3": "d2d"}  # cudaMemcpyKind
 
 
@@ -52,6 +58,7 @@ PATTERNS: list[tuple[str, set[str]]] = [
     ("Randperm", {"elementwise"}),
     ("randperm", {"elementwise"}),
     ("flip_kernel", {"elementwise"}),
+    ("transpose_copy_tiled", {"transpose"}),
     ("roll_cuda", {"elementwise"}),
     ("CatArrayBatchedCopy", {"cat"}),
     ("reduce_kernel", {"reduction", "column_reduction"}),
@@ -76,6 +83,7 @@ PATTERNS: list[tuple[str, set[str]]] = [
     ("nll_loss2d", {"loss", "gather", "scatter", "fill"}),
     ("vectorized_gather", {"gather"}),
     ("indexFunc", {"scatter"}),
+    ("tma_scatter", {"scatter"}),
     ("indexing_backward", {"scatter"}),
     ("embedding_backward_feature", {"scatter"}),
     ("compute_grad_weight", {"gather"}),
@@ -126,19 +134,21 @@ def short_name(mangled: str) -> str:
     return names[-1] if names else mangled[:60]
 
 
-def parse(lines: Iterable[str], cases: list[str]) -> list[Figure]:
-    """Reads the figures of an oracle's trace, in which each case is between two device synchronizations."""
+def parse(lines: Iterable[str], peaks: dict[str, int]) -> dict[str, list[Figure]]:
+    """Reads the figures of an oracle's trace, in which each case is between two device synchronizations, and adds the peaks."""
     parts: list[list[str]] = [[]]
     for line in lines:
         if line.startswith("S,cudaDeviceSynchronize"):
             parts.append([])
         elif line[:2] in ("L,", "G,", "P,", "Z,"):
             parts[-1].append(line.strip())
-    return [
-        _figure(case, place, line)
-        for case, part in zip(cases, parts[1::2], strict=False)
-        for place, line in enumerate(part)
-    ]
+    return {
+        case: [
+            *(_figure(case, place, line) for place, line in enumerate(part)),
+            Figure(case, len(part), PEAK, nbytes=peaks[case]),
+        ]
+        for case, part in zip(peaks, parts[1::2], strict=False)
+    }
 
 
 def _figure(case: str, place: int, line: str) -> Figure:
@@ -156,20 +166,21 @@ def _figure(case: str, place: int, line: str) -> Figure:
     return Figure(case, place, "memset", nbytes=int(fields[0]))
 
 
-def write(path: Path, figures: list[Figure]) -> None:
+def write(path: Path, figures: dict[str, list[Figure]]) -> None:
     with path.open("w", newline="") as file:
-        rows = csv.writer(file)
+        rows = csv.writer(file, lineterminator="\n")
         rows.writerow(Figure._fields)
         rows.writerows(
             [
                 "" if value == 0 and name != "place" else value
                 for name, value in zip(Figure._fields, figure, strict=True)
             ]
-            for figure in figures
+            for of_case in figures.values()
+            for figure in of_case
         )
 
 
-def read(path: Path) -> dict[str, list[Figure]]:
+def _read(path: Path) -> dict[str, list[Figure]]:
     """The figures of each case, in order."""
     found: dict[str, list[Figure]] = {}
     with path.open() as file:
@@ -180,29 +191,48 @@ def read(path: Path) -> dict[str, list[Figure]]:
     return found
 
 
-def emulated_kernels(device: EmulatedDevice, case: str) -> list[Kernel]:
-    """The kernels of the case, from the trace of the emulated device."""
-    return kernels_called(device, CASES[case]())
+def path_of(torch: Version) -> Path:
+    return FOLDER / f"{text(torch)}.csv"
 
 
-def kernels_called(device: EmulatedDevice, call: Callable[[], object]) -> list[Kernel]:
+def figures_of(torch: Version) -> dict[str, list[Figure]]:
+    """The figures of each case with a version of torch."""
+    all_cases = _read(path_of(COMPARED))
+    return all_cases if torch == COMPARED else all_cases | _read(path_of(torch))
+
+
+def emulated(device: EmulatedDevice, case: str) -> tuple[list[Kernel], int | None]:
+    """The kernels of the case, from the trace of the emulated device, and the bytes that it allocates at its peak, if they can be compared."""
+    make_workspaces()
+    call, peaks = CASES[case](), []
+    kernels = kernels_called(device, lambda: peaks.append(peak_bytes(call)))
+    return kernels, None if case in SIZED_BY_VALUES else peaks[0]
+
+
+def calls_made(device: EmulatedDevice, run: Callable[[], object]) -> list[Call]:
+    """The calls that the program makes of ops, in order."""
     device.native.start_recording()
-    call()
+    run()
     device.native.stop_recording()
     events = np.frombuffer(device.native.take_events(), EVENT)
     subjects = events[events["kind"] == EventKind.OP]["subject"]
-    return [
-        kernel for number in subjects for kernel in kernels_of(device.planner.calls[number], device.planner.platform)
-    ]
+    return [device.planner.calls[number] for number in subjects]
 
 
-def disagreement(expected: list[Figure], found: list[Kernel]) -> str | None:
-    """The first difference between what was launched and what is planned, or None."""
-    if len(expected) != len(found):
-        return f"{len(expected)} launches, predicted {len(found)}: {[k.model for k in found]}"
-    for figure, kernel in zip(expected, found, strict=True):
+def kernels_called(device: EmulatedDevice, run: Callable[[], object]) -> list[Kernel]:
+    return [kernel for call in calls_made(device, run) for kernel in kernels_of(call, device.planner.platform)]
+
+
+def disagreement(expected: list[Figure], found: list[Kernel], peak: int | None = None) -> str | None:
+    """The first difference between what CUDA did and what is planned, or None. A `peak` of None is not compared."""
+    *launched, real_peak = expected
+    if len(launched) != len(found):
+        return f"{len(launched)} launches, predicted {len(found)}: {[k.model for k in found]}"
+    for figure, kernel in zip(launched, found, strict=True):
         if not _agree(figure, kernel):
             return f"launch {figure.place}: {figure} predicted as {kernel}"
+    if peak is not None and peak != real_peak.nbytes:
+        return f"peak of {real_peak.nbytes:,} bytes, predicted {peak:,} ({peak - real_peak.nbytes:+,})"
     return None
 
 

@@ -1,8 +1,7 @@
-"""Calls give the kernels that real CUDA torch 2.13 launches over a fake runtime: their number, patterns and sizes."""
+"""Calls give the kernels that real CUDA torch launches over a fake runtime: their number, patterns and sizes."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,9 +26,9 @@ from maya_core.ops.kernel import (
     Unknown,
 )
 from maya_core.ops.plan import kernels_of
+from maya_core.torch_seam.version import installed
 from maya_core.trace.call import Call, Tensor, packed
 
-FIGURES = oracle_figures.read(Path(__file__).parent / "oracle_launches.csv")
 MIB = 2**20
 
 
@@ -60,7 +59,8 @@ def families(call: Call, platform: Platform) -> set[str]:
 # ---- against the oracle ----
 @pytest.mark.parametrize("case", CASES)
 def test_kernels_are_those_of_cuda(device: EmulatedDevice, case: str) -> None:
-    assert oracle_figures.disagreement(FIGURES.get(case, []), oracle_figures.emulated_kernels(device, case)) is None
+    expected = oracle_figures.figures_of(installed().version)[case]
+    assert oracle_figures.disagreement(expected, *oracle_figures.emulated(device, case)) is None
 
 
 def test_every_call_of_a_training_step_is_described(device: EmulatedDevice) -> None:

@@ -321,10 +321,18 @@ def test_a_reduced_loss_keeps_the_memory_of_its_elements() -> None:
 
 # ---- multi-tensor kernels ----
 def test_lists_are_cut_by_tensors_and_by_blocks() -> None:
-    assert launches([t(10)] * 770, 1) == 1
-    assert launches([t(10)] * 771, 1) == 2
-    assert launches([t(10)] * 500, 4) == 2
-    assert launches([t(65536 * 2241)], 2) == 2
+    platform = Platform(find_gpu("h100"))
+    assert launches(platform, [t(10)] * 770, 1) == 1
+    assert launches(platform, [t(10)] * 771, 1) == 2
+    assert launches(platform, [t(10)] * 500, 4) == 2
+    assert launches(platform, [t(65536 * 2241)], 2) == 2
+
+
+def test_kernels_had_fewer_arguments_before_torch_2_12() -> None:
+    before = Platform(find_gpu("h100"), (2, 11))
+    assert launches(before, [t(10)] * 110, 1) == 1
+    assert launches(before, [t(10)] * 111, 1) == 2
+    assert launches(before, [t(65536 * 321)], 2) == 2
 
 
 def test_lists_of_one_kind_take_the_fast_route() -> None:

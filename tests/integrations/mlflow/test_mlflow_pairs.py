@@ -152,5 +152,9 @@ def test_a_thousand_pairs_are_compared_with_few_requests(
     assert "1,000 pairs, the 20 with the largest errors" in " ".join(result.output.split())
     told = json.loads((place / "thousand.json").read_text())["pairs"]
     assert len(told) == 1000
-    assert len([one for one in requests if one.endswith("runs/search")]) == 4  # 2,000 runs, 500 at a time
+    searches = len([one for one in requests if one.endswith("runs/search")])
+    assert searches in (
+        4,
+        6,
+    )  # 2,000 runs, 500 at a time; MLflow 3.0 says only after a full last page that there is no other
     assert len(requests) < 10, requests

@@ -6,11 +6,13 @@ MAYA_SCREENSHOTS=$PWD/docs/images pytest tests/integrations/mlflow/test_mlflow_u
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import pytest
 from maya_mlflow import keys
 from maya_mlflow.commands import add
@@ -21,6 +23,10 @@ from report.test_page import start_browser
 from typer.testing import CliRunner
 
 from maya_core import cli
+
+CONSTRAINTS = Path(__file__).parents[3] / "constraints.txt"
+PINNED = re.findall(r"^mlflow==(.*)$", CONSTRAINTS.read_text(), re.MULTILINE)
+pytestmark = pytest.mark.skipif(mlflow.__version__ not in PINNED, reason="reads the pages of the pinned MLflow")
 
 add(cli.app, cli.calibrate.app)
 
