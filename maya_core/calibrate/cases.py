@@ -19,6 +19,7 @@ from maya_core.ops.attention_choice import settled
 from maya_core.ops.kernel import Kernel
 from maya_core.ops.plan import kernels_of
 from maya_core.torch_seam.dispatcher import schema as schema_of
+from maya_core.torch_seam.version import installed
 from maya_core.trace.call import Call, Tensor
 
 aten = torch.ops.aten
@@ -51,7 +52,7 @@ def kernel_of(gpu: Gpu, call: OpCall, results: Any) -> Kernel | None:
     schema = schema_of(call.op)
     given = list(call.arguments) + [argument.default_value for argument in schema.arguments[len(call.arguments) :]]
     outputs = results if isinstance(results, tuple) else (results,)
-    platform = Platform(gpu)
+    platform = Platform(gpu, installed().version)
     made = Call(
         schema.name + (f".{schema.overload_name}" if schema.overload_name else ""),
         [argument.name for argument in schema.arguments],

@@ -16,7 +16,6 @@ from maya_core.errors import MayaError
 from maya_core.hardware.catalog import Gpu
 from maya_core.hardware.host_costs import CALL_S, DISPATCH_S
 from maya_core.ops.attention_choice import prefers_cudnn
-from maya_core.ops.products import blas_workspace_bytes
 from maya_core.ops.registry import VALUES
 from maya_core.ops.rules import Rules, no_rule_message
 from maya_core.patches import Patches
@@ -52,7 +51,6 @@ class EmulatedDevice:
             "minor": gpu.compute_capability[1],
             "total_bytes": gpu.memory_bytes,
             "outside_bytes": gpu.outside_bytes,
-            "blas_workspace_bytes": blas_workspace_bytes(self.planner.platform),
             "prefer_cudnn_attention": prefers_cudnn(gpu),
             "deprioritize_cudnn_attention": os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1",
             "allocator_conf": shim.allocator_conf(),

@@ -86,13 +86,17 @@ def segmented_sort(work: Work, n: int, key_bytes: int, value_bytes: int, length:
     return work.free(work.temporary(_storage(n * key_bytes, n * value_bytes)))
 
 
+def _last(platform: Platform) -> list[int]:
+    """The last part of the storage of scans, which CUDA 12.8 does not have."""
+    return [1] if platform.since(2, 11) else []
+
+
 def scan_bytes(platform: Platform, n: int, item: int) -> int:
     """The look-back state of a prefix sum; for 2-byte floats, status, partial and inclusive sums are separate."""
     states = -(-n // SCAN_TILE.get(item, 896)) + 32
-    last = [1] if platform.since(2, 11) else []
     if item == 2:
-        return _storage(states * 4, states * 2, states * 2, *last)
-    return _storage(states * (8 if item <= 4 else 16), *last)
+        return _storage(states * 4, states * 2, states * 2, *_last(platform))
+    return _storage(states * (8 if item <= 4 else 16), *_last(platform))
 
 
 def scan(work: Work, platform: Platform, n: int, item: int, kernel: Streaming) -> Work:
@@ -104,4 +108,4 @@ def scan(work: Work, platform: Platform, n: int, item: int, kernel: Streaming) -
 def unique_by_key(work: Work, platform: Platform, n: int, item: int) -> Work:
     tile = (UNIQUE_TILE_90 if platform.capability >= 90 else UNIQUE_TILE).get(item, 1344)
     work.launch(small(), Streaming("scan", 2 * n * item, 2 * n * item, n))
-    return work.free(work.temporary(_storage((-(-n // tile) + 32) * 16, 1)))
+    return work.free(work.temporary(_storage((-(-n // tile) + 32) * 16, *_last(platform))))

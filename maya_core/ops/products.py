@@ -32,7 +32,7 @@ WITH_SUMMAND = aten(
 )
 
 ONLY_IN_LT = aten("_addmm_activation", "_scaled_mm", "_scaled_mm_v2", "_int_mm")  # products that only cublasLt has
-LT_WORKSPACE = MIB  # of a product in cublasLt, where it does not share cuBLAS's
+LT_WORKSPACE = MIB  # of cublasLt, in versions of torch where it does not share cuBLAS's
 
 
 def blas_workspace_bytes(platform: Platform) -> int:
@@ -49,10 +49,11 @@ def blas_workspace_bytes(platform: Platform) -> int:
 
 
 def _with_workspace(work: Work, platform: Platform, in_lt: bool = False) -> Work:
-    """Until torch 2.14 the first product allocates a workspace for all. Since 2.15 each product allocates its own and frees it, unless
-    TORCH_CUBLAS_WORKSPACE_CACHE asks for the former; cublasLt's is then smaller (measured with the CUDA build of 2.15)."""
+    """Until torch 2.14 the first product allocates a workspace for all; cublasLt has another one until 2.11. Since 2.15 each product
+    allocates its own and frees it, unless TORCH_CUBLAS_WORKSPACE_CACHE asks for the former."""
     if not platform.since(2, 15) or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1":
-        return work.blas()
+        work.blas(blas_workspace_bytes(platform))
+        return work.lt(LT_WORKSPACE) if in_lt and not platform.since(2, 12) else work
     return work.free(work.temporary(LT_WORKSPACE if in_lt else blas_workspace_bytes(platform)))
 
 

@@ -19,6 +19,7 @@ class Step(enum.IntEnum):
     BLAS_WORKSPACE = 3
     HOST_OUTPUT = 4
     STORAGE = 5
+    LT_WORKSPACE = 6
 
 
 @dataclass
@@ -60,9 +61,14 @@ class Work:
         self.program += [(Step.FREE, index) for index in temporaries]
         return self
 
-    def blas(self) -> Work:
+    def blas(self, nbytes: int) -> Work:
         """Allocates the workspace of cuBLAS, which is kept after the first product."""
-        self.program.append((Step.BLAS_WORKSPACE, 0))
+        self.program.append((Step.BLAS_WORKSPACE, nbytes))
+        return self
+
+    def lt(self, nbytes: int) -> Work:
+        """Allocates cublasLt's own workspace, which is kept, too."""
+        self.program.append((Step.LT_WORKSPACE, nbytes))
         return self
 
     def contiguous(self, source: Tensor | None) -> int | None:

@@ -77,17 +77,22 @@ def durations_of(
         collective_durations(call, group, cluster, predictor.calibration)
         for call, group in zip(trace.collectives, groups, strict=True)
     ]
-    platform = Platform(cluster.gpu, numbers(trace.meta["torch"]))
+    platform = platform_of(trace, cluster.gpu)
     calls = [attention_choice.on(call, platform) or call for call in settled_calls(trace)]
     planned = [kernels_of(call, platform) for call in calls]
     each = predictor.kernels([kernel for kernels in planned for kernel in kernels])
     return TraceDurations(calls, planned, each, sums(planned, each), Durations.joined(found))
 
 
+def platform_of(trace: RankTrace, gpu: Gpu) -> Platform:
+    """The platform on which the job of this trace would run on this GPU: with the torch of the trace."""
+    return Platform(gpu, numbers(trace.meta["torch"]))
+
+
 def check_same_ops(trace: RankTrace, gpu: Gpu, command: Sequence[str] = ()) -> None:
     """Raises if torch would run other ops on this GPU: then the recorded trace cannot be used to predict it."""
     recorded = trace.meta["gpu"]
-    if recorded != gpu.name and (different := changes(settled_calls(trace), Platform(gpu))):
+    if recorded != gpu.name and (different := changes(settled_calls(trace), platform_of(trace, gpu))):
         raise MayaError(
             f"a trace recorded on {recorded} cannot predict {gpu.name}: {different[0]}.",
             f"Emulate it there: maya run --gpu {gpu.name} -- {shlex.join(command) if command else 'COMMAND'}",
@@ -99,7 +104,8 @@ def settled_calls(trace: RankTrace) -> list[Call]:
     gpu = gpus().get(trace.meta["gpu"])
     if not trace.meta.get("without_settings") or gpu is None:
         return trace.calls
-    return [settled(call, Platform(gpu)) for call in trace.calls]
+    platform = platform_of(trace, gpu)
+    return [settled(call, platform) for call in trace.calls]
 
 
 def sums(planned: Sequence[Sequence[Kernel]], each: Durations) -> Durations:

@@ -12,11 +12,9 @@ import numpy as np
 
 from maya_core.hardware.catalog import gpus
 from maya_core.hardware.models import Gpu
-from maya_core.hardware.platform import Platform
 from maya_core.ops.replan import Replanned, replanned
-from maya_core.predictor.pricing import settled_calls
+from maya_core.predictor.pricing import platform_of, settled_calls
 from maya_core.report.prediction import DeviceMemory, Memory, Peak
-from maya_core.torch_seam.version import numbers
 from maya_core.trace.call_names import generic
 from maya_core.trace.job import JobTrace
 from maya_core.trace.memory_peaks import DevicePeak, device_peaks
@@ -78,8 +76,8 @@ def peaks_on(trace: RankTrace, gpu: Gpu) -> list[DevicePeak]:
 
 
 def _replanned(trace: RankTrace, recorded: Gpu, gpu: Gpu) -> Replanned:
-    torch = numbers(trace.meta["torch"])
-    return replanned(replace(trace, calls=settled_calls(trace)), Platform(recorded, torch), Platform(gpu, torch))
+    settled = replace(trace, calls=settled_calls(trace))
+    return replanned(settled, platform_of(trace, recorded), platform_of(trace, gpu))
 
 
 def unplaced_bytes(trace: RankTrace, gpu: Gpu) -> int:

@@ -95,8 +95,8 @@ RUN = """
 import json, runpy, sys, time
 import maya_core
 from maya_core.hardware.catalog import find_gpu
-from maya_core.hardware.platform import Platform
 from maya_core.ops.plan import kernels_of
+from maya_core.predictor.pricing import platform_of
 from maya_core.trace.call import Tensor
 gpu, *sys.argv = sys.argv[1:]
 time.sleep = lambda seconds: None
@@ -111,7 +111,7 @@ triton = [
     dict(name=call.triton.name, grid=call.arguments[-3], threads=32 * call.triton.warps, configs=call.triton.configs)
     for call in step if call.triton
 ]
-kernels = [kernel for call in step for kernel in kernels_of(call, Platform(find_gpu(gpu)))]
+kernels = [kernel for call in step for kernel in kernels_of(call, platform_of(job.trace, find_gpu(gpu)))]
 products = sum(kernel.family == "gemm" for kernel in kernels)
 print("FIGURES", json.dumps(dict(triton=triton, products=products, launches=len(kernels))))
 """

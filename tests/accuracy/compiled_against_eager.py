@@ -19,8 +19,8 @@ from rich.table import Table
 
 import maya_core
 from maya_core.hardware.catalog import find_gpu
-from maya_core.hardware.platform import Platform
 from maya_core.ops.plan import kernels_of
+from maya_core.predictor.pricing import platform_of
 from maya_core.trace.rank import RankTrace
 from maya_core.trace.schema import EventKind
 
@@ -62,7 +62,7 @@ def train(layers: int, batch: int, length: int, compiled: bool) -> None:
 def moved(trace: RankTrace) -> float:
     step = trace.step(trace.steps)
     called = [trace.calls[number] for number in step["subject"][step["kind"] == EventKind.OP]]
-    platform = Platform(find_gpu(trace.meta["gpu"]))
+    platform = platform_of(trace, find_gpu(trace.meta["gpu"]))
     kernels = [kernel for call in called for kernel in kernels_of(call, platform) if kernel.family in MOVES]
     return sum(sum(kernel.sizes[: 1 if kernel.family == "copy" else 2]) for kernel in kernels) / 1e9
 

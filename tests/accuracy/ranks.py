@@ -60,14 +60,15 @@ RUN = """
 import runpy, sys, time
 import maya_core
 from maya_core.hardware.catalog import find_gpu
-from maya_core.hardware.platform import Platform
 from maya_core.ops.plan import kernels_of
+from maya_core.predictor.pricing import platform_of
 time.sleep = lambda seconds: None
 gpu, *sys.argv = sys.argv[1:]
 sys.path.insert(0, sys.argv[0].rpartition("/")[0])
 with maya_core.emulate(gpu, gpus_per_node=8) as job:
     runpy.run_path(sys.argv[0], run_name="__main__")
-each = [len(kernels_of(call, Platform(find_gpu(gpu)))) for call in job.trace.calls]
+platform = platform_of(job.trace, find_gpu(gpu))
+each = [len(kernels_of(call, platform)) for call in job.trace.calls]
 print("launches", sum(each[number] for number in job.trace.ops["subject"]))
 """
 

@@ -118,7 +118,7 @@ def test_matrices_blas_cannot_read_are_copied() -> None:
         (Step.OUTPUT, 0),
         (Step.TEMPORARY, 128000),
         (Step.TEMPORARY, 128000),
-        (Step.BLAS_WORKSPACE, 0),
+        (Step.BLAS_WORKSPACE, 32 * 2**20),
     ]
 
 

@@ -144,7 +144,6 @@ DeviceConfig config_from(const py::dict& from) {
   to.minor = from["minor"].cast<int>();
   to.total_bytes = from["total_bytes"].cast<int64_t>();
   to.outside_bytes = from["outside_bytes"].cast<int64_t>();
-  to.blas_workspace_bytes = from["blas_workspace_bytes"].cast<int64_t>();
   to.prefer_cudnn_attention = from["prefer_cudnn_attention"].cast<bool>();
   to.deprioritize_cudnn_attention = from["deprioritize_cudnn_attention"].cast<bool>();
   to.allocator_conf = from["allocator_conf"].cast<std::string>();
@@ -495,7 +494,8 @@ void bind_op_tables(py::module_& m) {
   m.attr("PLAN_STEPS") =
       py::dict(py::arg("OUTPUT") = int(Plan::Output), py::arg("TEMPORARY") = int(Plan::Temporary),
                py::arg("FREE") = int(Plan::FreeTemporary), py::arg("BLAS_WORKSPACE") = int(Plan::BlasWorkspace),
-               py::arg("HOST_OUTPUT") = int(Plan::HostOutput), py::arg("STORAGE") = int(Plan::Storage));
+               py::arg("HOST_OUTPUT") = int(Plan::HostOutput), py::arg("STORAGE") = int(Plan::Storage),
+               py::arg("LT_WORKSPACE") = int(Plan::LtWorkspace));
   m.attr("ASSUMPTIONS") = py::dict(
       py::arg("NOTHING") = int(Assume::Nothing), py::arg("ALL_FINITE") = int(Assume::AllFinite),
       py::arg("TRUE") = int(Assume::True), py::arg("FALSE") = int(Assume::False),

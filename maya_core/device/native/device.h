@@ -20,9 +20,8 @@ constexpr int kMaxDevices = 64;
 struct DeviceConfig {
   int count = 1;
   int major = 9, minor = 0;
-  int64_t total_bytes = 0;    // as the driver reports it
-  int64_t outside_bytes = 0;  // CUDA context and libraries
-  int64_t blas_workspace_bytes = 0;
+  int64_t total_bytes = 0;                    // as the driver reports it
+  int64_t outside_bytes = 0;                  // CUDA context and libraries
   bool prefer_cudnn_attention = false;        // this GPU's default
   bool deprioritize_cudnn_attention = false;  // by an environment variable
   std::string allocator_conf;
@@ -90,8 +89,9 @@ at::Tensor new_tensor(c10::IntArrayRef sizes, c10::IntArrayRef strides, at::Scal
 void resize_storage(c10::StorageImpl* storage, int64_t bytes);
 void free_and_forget_memory(c10::StorageImpl* storage);  // the address stays, but belongs to nothing
 // cuBLAS has a workspace for each handle and stream, and a handle for each thread. A workspace is allocated on first
-// use and kept until it is cleared.
-void ensure_blas_workspace();
+// use and kept until it is cleared. Before torch 2.12, cublasLt has its own; since then it uses that of cuBLAS.
+enum class BlasLibrary : uint8_t { Blas, Lt };
+void ensure_blas_workspace(BlasLibrary library, int64_t bytes);
 void clear_blas_workspaces();
 // What this thread does until `end_aside` does not belong to the program: benchmarks of a compiler, which keeps their
 // results. Memory comes from a device without a limit, and nothing is recorded; `end_aside` returns the numbers of the

@@ -373,7 +373,8 @@ void allocate_outputs(const Entry& entry, const std::vector<TensorImpl*>& inputs
         case Plan::Storage: storage_bytes = value; break;
         case Plan::Temporary: temporaries.allocate(value); break;
         case Plan::FreeTemporary: temporaries.free(value); break;
-        case Plan::BlasWorkspace: ensure_blas_workspace(); break;
+        case Plan::BlasWorkspace: ensure_blas_workspace(BlasLibrary::Blas, value); break;
+        case Plan::LtWorkspace: ensure_blas_workspace(BlasLibrary::Lt, value); break;
         case Plan::HostOutput: {
           const Output& wanted = *fresh[value];
           made[value] = at::Tensor(at::detail::empty_strided_cpu(wanted.sizes, wanted.strides, wanted.dtype)).zero_();
@@ -649,7 +650,8 @@ void record_call(const std::string& name, at::ArrayRef<IValue> arguments, at::Ar
   for (auto [step, value] : entry->plan.program) {
     if (step == Plan::Temporary) temporaries.allocate(value);
     else if (step == Plan::FreeTemporary) temporaries.free(value);
-    else if (step == Plan::BlasWorkspace) ensure_blas_workspace();
+    else if (step == Plan::BlasWorkspace) ensure_blas_workspace(BlasLibrary::Blas, value);
+    else if (step == Plan::LtWorkspace) ensure_blas_workspace(BlasLibrary::Lt, value);
   }
   launch(entry->plan);
 }

@@ -14,7 +14,15 @@ namespace maya {
 
 // What a distinct call does on the device, from the planner (maya_core/device/planner.py).
 struct Plan {
-  enum Step : int64_t { Output = 0, Temporary = 1, FreeTemporary = 2, BlasWorkspace = 3, HostOutput = 4, Storage = 5 };
+  enum Step : int64_t {
+    Output = 0,
+    Temporary = 1,
+    FreeTemporary = 2,
+    BlasWorkspace = 3,
+    HostOutput = 4,
+    Storage = 5,
+    LtWorkspace = 6
+  };
   uint32_t call = 0;  // its number in the trace
   bool has_program = false;
   std::vector<std::pair<int64_t, int64_t>> program;  // (Step, bytes or index) in the order the kernel allocates

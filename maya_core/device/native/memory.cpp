@@ -153,8 +153,8 @@ PinnedAllocator& pinned() {
 
 struct BlasWorkspaces {
   std::mutex mutex;
-  std::map<std::tuple<uint64_t, int, c10::StreamId>, c10::DataPtr> live;  // by handle, device, stream
-  std::map<int, std::vector<uint64_t>> idle_handles;                      // by device, of threads that ended
+  std::map<std::tuple<BlasLibrary, uint64_t, int, c10::StreamId>, c10::DataPtr> live;  // by handle, device, stream
+  std::map<int, std::vector<uint64_t>> idle_handles;  // by device, of threads that ended
   uint64_t made = 0;
 };
 BlasWorkspaces& blas() {
@@ -229,15 +229,15 @@ void free_and_forget_memory(c10::StorageImpl* storage) {
   release(pointer.release_context());
 }
 
-void ensure_blas_workspace() {
+void ensure_blas_workspace(BlasLibrary library, int64_t bytes) {
   if (aside()) return;
   const int device = current_device();
   std::lock_guard lock(blas().mutex);
-  auto key = std::tuple(thread_handles.get(device), device, current_stream(device));
+  auto key = std::tuple(library, thread_handles.get(device), device, current_stream(device));
   auto [workspace, inserted] = blas().live.try_emplace(key);
   if (!inserted) return;
   try {
-    workspace->second = storages().allocate(config().blas_workspace_bytes);
+    workspace->second = storages().allocate(bytes);
   } catch (...) {
     blas().live.erase(workspace);
     throw;
