@@ -52,6 +52,7 @@ def install(
     seam.BROADCAST_OBJECT.wrap(patches, functools.partial(_carrying_objects, native))
     for each in seam.SYMMETRIC_MEMORY:
         each.replace(patches, functools.partial(_no_symmetric_memory, each.name))
+    seam.NVSHMEM_AVAILABLE.replace(patches, lambda: False)
     _set_in_both(patches, "init_process_group", _noting_world(c10d.init_process_group, exchange, on_world))
 
 

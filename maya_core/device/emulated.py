@@ -19,6 +19,7 @@ from maya_core.ops.attention_choice import prefers_cudnn
 from maya_core.ops.registry import VALUES
 from maya_core.ops.rules import Rules, no_rule_message
 from maya_core.patches import Patches
+from maya_core.torch_seam import native_kernels
 from maya_core.torch_seam.cuda import libraries
 from maya_core.trace.call import DEFAULT_SETTINGS
 from maya_core.trace.schema import Phase
@@ -72,9 +73,15 @@ class EmulatedDevice:
                 ) from error
             raise
         self._libraries: list[str] = []
+        self._torchs_kernels = False
         self.pass_over(*torch.__path__, str(PACKAGE))
         try:
             shim.install(self.native, gpu, self.patches, private, self.asked_gpu)
+            self._torchs_kernels = (
+                native_kernels.imported()
+            )  # otherwise torch registers them later, as it does on a GPU
+            if self._torchs_kernels:
+                native_kernels.register()
         except BaseException:
             self.remove()
             raise
@@ -117,7 +124,11 @@ class EmulatedDevice:
 
     def remove(self) -> None:
         EmulatedDevice.current = None
+        if self._torchs_kernels:
+            native_kernels.remove()
         self.patches.undo()
         self.rules.close()
         self.native.uninstall()
+        if self._torchs_kernels:
+            native_kernels.register()
         self.native.set_pricing(None, None, [], 0.0, 0.0, 0.0)

@@ -29,6 +29,7 @@ SYMMETRIC_MEMORY = tuple(
     Name(f"{NATIVE}:_SymmetricMemory", name)
     for name in ("empty_strided_p2p", "get_mempool_allocator", "rendezvous", "set_backend")
 )
+NVSHMEM_AVAILABLE = Name(NATIVE, "_is_nvshmem_available", cuda_build=True)
 STORES = {
     name: tuple(Name(owner, name) for owner in (PACKAGE, "torch.distributed.rendezvous"))
     for name in ("TCPStore", "FileStore")

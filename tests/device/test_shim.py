@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 import torch._dynamo  # comes with the first optimizer step and replaces functions of torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import maya_core
 from maya_core.device.emulated import EmulatedDevice
@@ -52,6 +54,19 @@ def test_the_process_trains_on_the_cpu_before_during_and_after() -> None:
         # Needs engine threads that are started after the first backward.
         torch.randn(4, requires_grad=True, device="cuda:3").sum().backward()
     assert before == during == train_on_cpu()
+
+
+def test_initialization_is_not_seen_by_the_modes_of_the_program() -> None:
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            ops.append(str(op))
+            torch.cuda.memory_allocated()  # which would wait for an initialization that calls it
+            return op(*args, **(kwargs or {}))
+
+    ops: list[str] = []
+    with maya_core.emulate("h100"), Seen():
+        torch.empty(8, device="cuda").add_(1)
+    assert ops == ["aten.empty.memory_format", "aten.add_.Tensor"]
 
 
 def test_device_properties_are_the_catalogs() -> None:

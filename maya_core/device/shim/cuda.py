@@ -10,6 +10,7 @@ import enum
 import itertools
 import os
 import sys
+import threading
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -146,14 +147,20 @@ def install(native: ModuleType, gpu: Gpu, patches: Patches, private: Path | None
     patches.on_undo(seam.forget_fake_results)
 
 
+def _first_backward() -> None:
+    torch.ones((), device="cpu", requires_grad=True).backward()  # type: ignore[no-untyped-call]
+
+
 def _install_runtime(native: ModuleType, patches: Patches) -> None:
     """Initialization, the current device and the state that torch.cuda keeps of both."""
     forked = {"in_child_of_user": False}
 
     def init() -> None:
         # The autograd engine starts its device threads once, on the first backward, which may have run before the device existed.
-        with torch.enable_grad():
-            torch.ones((), device="cpu", requires_grad=True).backward()  # type: ignore[no-untyped-call]
+        # In a thread of its own, no mode of the program sees this backward.
+        first = threading.Thread(target=_first_backward)
+        first.start()
+        first.join()
         native.start_engine_threads()
         seam.DEFAULT_GENERATORS.replace(patches, generators(native))
         os.register_at_fork(after_in_child=lambda: forked.update(in_child_of_user=True))
