@@ -12,11 +12,11 @@ import pytest
 
 from maya_core.patches import MissingName
 from maya_core.torch_seam import compile as compiling
-from maya_core.torch_seam import cuda, distributed, names, training
+from maya_core.torch_seam import cuda, distributed, names, native_kernels, training
 from maya_core.torch_seam.version import TRITON, installed
 from maya_core.version import PACKAGE
 
-MODULES = (cuda, compiling, distributed, training)
+MODULES = (cuda, compiling, distributed, native_kernels, training)
 NAMES = {
     str(name): name
     for name in [*names.names_of(*MODULES).values(), *(one for m in MODULES for one in getattr(m, "NAMES", ()))]
@@ -89,11 +89,11 @@ def test_only_the_seam_names_what_is_private_to_torch() -> None:
     assert not found, "\n".join(["name these in maya_core/torch_seam:", *found])
 
 
-def test_only_torch_abi_h_asks_for_torchs_version() -> None:
+def test_two_headers_ask_for_torchs_version() -> None:
     native = PACKAGE / "device" / "native"
-    asking = [
+    asking = {
         path.name
         for path in native.glob("*.[ch]*")
         if "TORCH_VERSION" in path.read_text() or "MAYA_TORCH_SINCE(" in path.read_text()
-    ]
-    assert asking == ["torch_abi.h"]
+    }
+    assert asking == {"torch_abi.h", "torch_version.h"}

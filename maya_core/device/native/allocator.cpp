@@ -28,6 +28,7 @@ Block* BlockStore::make(StreamId stream, int64_t size, Pool* pool, uint64_t addr
   block->size = size;
   block->pool = pool;
   block->address = address;
+  block->number = ++made_;
   return block;
 }
 

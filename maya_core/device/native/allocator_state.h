@@ -10,6 +10,7 @@
 #include "allocator.h"
 #include "allocator_order.h"
 #include "allocator_settings.h"
+#include "torch_version.h"
 
 namespace maya {
 
@@ -26,16 +27,16 @@ struct PrivatePool;
 // cudaStream_t is compared as an unsigned pointer.
 inline bool stream_before(StreamId a, StreamId b) { return static_cast<uint64_t>(a) < static_cast<uint64_t>(b); }
 
-// Best fit: the smallest block of the stream that is large enough, and the lowest address among equals. The entry
-// contains the whole key, so a search does not access the blocks that it passes.
+// Best fit: the smallest block of the stream that is large enough, and the first among equals. The entry contains the
+// whole key, so a search does not access the blocks that it passes.
 struct FreeEntry {
   uint64_t stream;
   int64_t size;
-  uint64_t address;
+  uint64_t order;  // the block's address, or its number if the oldest is preferred
   Block* block;
   bool operator<(const FreeEntry& other) const {
     if (stream != other.stream) return stream < other.stream;
-    return size != other.size ? size < other.size : address < other.address;
+    return size != other.size ? size < other.size : order < other.order;
   }
 };
 using FreeBlocks = std::set<FreeEntry>;
@@ -77,6 +78,7 @@ struct Block {
   StreamId stream = 0;
   int64_t size = 0, requested_size = 0;
   uint64_t address = 0;
+  uint64_t number = 0;  // counts blocks in the order in which they are made
   Pool* pool = nullptr;
   bool allocated = false;
   bool mapped = true;  // false only for address space of an expandable segment
@@ -109,7 +111,8 @@ bool ByAddress::operator()(const Block* a, StreamId stream) const { return strea
 
 inline void Pool::add(Block* block) {
   block->searches_when_freed = searches;
-  block->place = free.insert({static_cast<uint64_t>(block->stream), block->size, block->address, block}).first;
+  const uint64_t order = kOldestFreeBlockFirst ? block->number : block->address;
+  block->place = free.insert({static_cast<uint64_t>(block->stream), block->size, order, block}).first;
 }
 inline void Pool::remove(Block* block) { free.erase(block->place); }
 inline FreeBlocks::iterator Pool::first_fit(StreamId stream, int64_t size) {
@@ -123,6 +126,7 @@ class BlockStore {
   void discard(Block* block);
 
  private:
+  uint64_t made_ = 0;
   std::deque<Block> all_;
   std::vector<Block*> unused_;
 };

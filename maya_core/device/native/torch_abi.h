@@ -1,6 +1,6 @@
-// Everything that reaches into torch beyond its public C++ interface, and everything that differs between the versions
-// of torch that Maya supports. Other files include this one and contain no version checks of their own. Each part says
-// which versions it was checked on; `make test-torch TORCH=...` checks them again.
+// Everything that reaches into torch beyond its public C++ interface, and the interfaces that differ between the
+// versions of torch that Maya supports. Other files include this one and contain no version checks of their own. Each
+// part says which versions it was checked on; `make test-torch TORCH=...` checks them again.
 #pragma once
 #include <ATen/Context.h>
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -8,14 +8,11 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/autograd/engine.h>
-#include <torch/headeronly/version.h>
 
 #include <utility>
 #include <vector>
 
-#define MAYA_TORCH_SINCE(major, minor) \
-  (TORCH_VERSION_MAJOR > (major) || (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
-static_assert(MAYA_TORCH_SINCE(2, 10), "the emulated device needs torch 2.10 or later");
+#include "torch_version.h"
 
 // Virtual functions that an earlier torch does not have yet: there they are functions that nobody calls.
 #if MAYA_TORCH_SINCE(2, 11)
