@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from maya_core.hardware.dtypes import HALVES
 from maya_core.hardware.platform import Platform
-from maya_core.ops.kernel import INCLUDED, Attention, Streaming, small
+from maya_core.ops.kernel import INCLUDED, Attention, Kernel, Streaming, small
 from maya_core.ops.lazy_torch import torch
 from maya_core.ops.reductions import add_reduction
 from maya_core.ops.registry import aten, op, values
@@ -149,19 +149,24 @@ def flash_backward_by_token(call: Call, platform: Platform) -> Work:
 
 
 # ---- memory-efficient ----
+def _zeros_for_state(call: Call, platform: Platform) -> list[Kernel]:
+    """Without dropout, two zeros on the device stand for the random state since torch 2.14. Otherwise it is in host memory."""
+    return [small(8), small(8)] if platform.since(2, 14) and not call.get("dropout_p", 0.0) else []
+
+
 @op("aten::_scaled_dot_product_efficient_attention", flops=forward_flops)
 def efficient_forward(call: Call, platform: Platform) -> Work:
     query, value = call["query"], call["value"]
-    state_on_device = platform.since(2, 14)  # the random state; before, it was in host memory
-    work = Work().out(0, 1).launch(*[small(8), small(8)] * state_on_device, _kernel(call, "efficient", "forward"))
+    zeros = _zeros_for_state(call, platform)
+    work = Work().out(0, 1).launch(*zeros, _kernel(call, "efficient", "forward"))
     if query.dtype in HALVES and value.sizes[-1] > 128:  # the output is accumulated in float, too large for registers
         work.free(work.temporary(query.numel // query.sizes[-1] * value.sizes[-1] * 4))
-    return work.out(2, 3) if state_on_device else work.host_out(2, 3)
+    return work.out(2, 3) if zeros else work.host_out(2, 3)
 
 
 @op("aten::_efficient_attention_forward", flops=forward_flops)
 def efficient_forward_by_token(call: Call, platform: Platform) -> Work:
-    return Work().launch(_kernel(call, "efficient", "forward"))
+    return Work().launch(*_zeros_for_state(call, platform), _kernel(call, "efficient", "forward"))
 
 
 class Tiles(NamedTuple):

@@ -81,7 +81,14 @@ def takes_fast_route(lists: list[list[Tensor]]) -> bool:
     return all(t.dtype == lists[0][0].dtype for t in lists[0])
 
 
-def _by_multi_tensor_kernel(call: Call, lists: list[list[Tensor]]) -> bool:
+def _has_single_factors(call: Call, lists: list[list[Tensor]], platform: Platform) -> bool:
+    """Whether the last factors of addcmul or addcdiv have one element each, which are not among the lists of the kernel since torch 2.11
+    (ForeachPointwiseOp.cu)."""
+    pointwise = call.name.startswith((f"{PREFIX}addcmul", f"{PREFIX}addcdiv"))
+    return pointwise and platform.since(2, 11) and call.overload == "Scalar" and all(not t.sizes for t in lists[-1])
+
+
+def _by_multi_tensor_kernel(call: Call, lists: list[list[Tensor]], platform: Platform) -> bool:
     """Whether ATen batches the call; otherwise it launches one kernel for each tensor."""
     if call.name == "aten::_foreach_zero_":
         return takes_fast_route(lists[:1])
@@ -89,22 +96,19 @@ def _by_multi_tensor_kernel(call: Call, lists: list[list[Tensor]]) -> bool:
         pairs = list(zip(*lists[:2], strict=True))
         one_pair = len({(to.dtype, source.dtype) for to, source in pairs}) == 1
         return one_pair and all(_alike(to, source) and source.device == "cuda" for to, source in pairs)
-    pointwise = call.name.startswith((f"{PREFIX}addcmul", f"{PREFIX}addcdiv"))
-    if pointwise and call.overload == "Scalar" and all(not t.sizes for t in lists[-1]):
-        lists = lists[:-1]  # factors of one element each are not among the lists (ForeachPointwiseOp.cu)
+    if _has_single_factors(call, lists, platform):
+        lists = lists[:-1]
     if not takes_fast_route(lists):
         return False
     first = lists[0][0]
     return not (call.overload == "Tensor" and any(t.dtype != first.dtype for t in call.inputs if not t.sizes))
 
 
-def _depth(call: Call, lists: list[list[Tensor]]) -> int:
+def _depth(call: Call, lists: list[list[Tensor]], platform: Platform) -> int:
     """The number of lists that the kernel processes."""
     if call.name in OVERWRITES:
         return len(lists)
-    pointwise = call.name.startswith((f"{PREFIX}addcmul", f"{PREFIX}addcdiv"))
-    beside = pointwise and call.overload == "Scalar" and all(not t.sizes for t in lists[-1])
-    return len(lists) - beside + (0 if call.name.endswith("_") else 1)
+    return len(lists) - _has_single_factors(call, lists, platform) + (0 if call.name.endswith("_") else 1)
 
 
 def _total(tensors: list[Tensor]) -> int:
@@ -119,14 +123,14 @@ def foreach(call: Call, platform: Platform) -> Work:
     first = lists[0]
     written = first if call.name.endswith("_") else call.results
     reads = lists[1:] if call.name in OVERWRITES else lists
-    if not _by_multi_tensor_kernel(call, lists):
+    if not _by_multi_tensor_kernel(call, lists, platform):
         return Work().launch(*(_one(call, place, reads, written) for place in range(len(first))))
     if call.name == "aten::_foreach_norm":
         return _norm(first, platform)
     numbers = [argument for argument in call.arguments if isinstance(argument, Tensor)]
     scalar_list = "ScalarList" in call.overload or call.overload == "Tensor"
     read = sum([_total(each) for each in reads]) + _total(numbers)
-    return _shared(launches(platform, first, _depth(call, lists), scalar_list), read, _total(written), first)
+    return _shared(launches(platform, first, _depth(call, lists, platform), scalar_list), read, _total(written), first)
 
 
 def _shared(parts: int, read: float, written: float, tensors: list[Tensor]) -> Work:

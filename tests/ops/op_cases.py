@@ -272,6 +272,13 @@ simple("foreach_add", lambda a, b: torch._foreach_add(a, b), tensors, tensors)
 simple("foreach_mul_in_place", lambda a: torch._foreach_mul_(a, 0.9), tensors)
 simple("foreach_lerp", lambda a, b: torch._foreach_lerp_(a, b, 0.1), tensors, tensors)
 simple("foreach_addcdiv", lambda a, b, c: torch._foreach_addcdiv_(a, b, c, -0.1), tensors, tensors, tensors)
+simple(
+    "foreach_addcmul_numbers",
+    lambda a, b, c: torch._foreach_addcmul_(a, b, c),
+    tensors,
+    tensors,
+    lambda: [x() for _ in PARAMETERS],
+)
 simple("foreach_sqrt", torch._foreach_sqrt, tensors)
 simple("foreach_norm", torch._foreach_norm, tensors)
 simple("foreach_zero", torch._foreach_zero_, tensors)
@@ -299,15 +306,21 @@ def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-def efficient(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def efficient(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout: float = 0.0) -> torch.Tensor:
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION):
-        return F.scaled_dot_product_attention(q, k, v)
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
+
+
+def efficient_with_dropout(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return efficient(q, k, v, dropout=0.1)
 
 
 simple("flash", causal, heads, heads, heads)
 gradient("flash_backward", causal, heads, heads, heads)
 simple("efficient", efficient, heads, heads, heads)
 gradient("efficient_backward", efficient, heads, heads, heads)
+simple("efficient_dropout", efficient_with_dropout, heads, heads, heads)
+gradient("efficient_dropout_backward", efficient_with_dropout, heads, heads, heads)
 
 # ---- images ----
 simple("max_pool", lambda a: F.max_pool2d(a, 3, 2, 1), image)

@@ -1,7 +1,8 @@
 """Programs that between them use every part of the seam to torch, and what they are predicted to do on one H100 or several.
 
 python tests/torch_seam/seam_programs.py record runs them with the installed torch and writes figures.json, which the tests on every version of torch
-compare with.
+compare with. Time and launches are those of the recorded ops as the compared version executes them: what an op launches in each version is tested
+op by op (tests/ops/oracle).
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from maya_core.torch_seam.version import FIRST, Version
+import maya_core
+from maya_core.torch_seam.version import COMPARED, FIRST, Version, text
 
 HERE = Path(__file__).resolve().parent
 GOLDEN = HERE.parent / "golden" / "programs"
 FIGURES = HERE / "figures.json"
-PREDICTED = "prediction.json"
+RECORDED = "maya-out"
 STEPS = 3
 # Since torch 2.15, cuBLAS's workspaces are not kept, unless they are asked for: then all versions do the same.
 SETTINGS = {"TORCH_CUBLAS_WORKSPACE_CACHE": "1"}
@@ -37,26 +38,14 @@ class Program:
         return self.path.stem
 
     def command(self) -> list[str]:
-        """Writes the prediction to `prediction.json` in the current folder."""
+        """Writes the traces to `maya-out` in the current folder."""
         if self.launcher == "plugin":
-            return ["python", str(self.path), PREDICTED]
+            return ["python", str(self.path), RECORDED]
         if self.launcher == "deepspeed":
-            emulate = ["--emulate", "--emulate-gpu", "h100", "--emulate-steps", str(STEPS), "--emulate-json", PREDICTED]
+            emulate = ["--emulate", "--emulate-gpu", "h100", "--emulate-steps", str(STEPS), "--emulate-out", RECORDED]
             return ["deepspeed", *emulate, "--num_gpus", str(self.gpus), str(self.path)]
         start = ["torchrun", "--nproc-per-node", str(self.gpus)] if self.gpus > 1 else ["python"]
-        return [
-            "maya",
-            "run",
-            "--gpu",
-            "h100",
-            "--steps",
-            str(STEPS),
-            "--json",
-            PREDICTED,
-            "--",
-            *start,
-            str(self.path),
-        ]
+        return ["maya", "run", "--gpu", "h100", "--steps", str(STEPS), "--out", RECORDED, "--", *start, str(self.path)]
 
 
 PROGRAMS = {
@@ -127,13 +116,15 @@ def figures_of(program: Program) -> dict[str, float]:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         environment = {**ours, **SETTINGS, "PATH": path, "XDG_CONFIG_HOME": folder}
         done = subprocess.run(program.command(), cwd=folder, env=environment, capture_output=True, text=True)
-        written = Path(folder, PREDICTED)
-        assert done.returncode == 0 and written.exists(), (done.stdout + done.stderr)[-4000:]
-        prediction: dict[str, Any] = json.loads(written.read_text())
+        assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+        job = maya_core.read_job(Path(folder, RECORDED))
+    for trace in job.ranks.values():
+        trace.meta["torch"] = text(COMPARED)
+    prediction = maya_core.predict(job)
     return {
-        "step_time_s": float(f"{prediction['step_time_s']:.6g}"),
-        "kernels_per_step": prediction["trace"]["kernels_per_step"],
-        "allocated_bytes": prediction["memory"]["ranks"][0]["peak_allocated_bytes"],
+        "step_time_s": float(f"{prediction.step_time_s:.6g}"),
+        "kernels_per_step": prediction.trace.kernels_per_step,
+        "allocated_bytes": prediction.memory.ranks[0].peak_allocated_bytes,
     }
 
 

@@ -1,7 +1,6 @@
-"""A Lightning Trainer on eight emulated GPUs, by the plugin. Writes the prediction to the file that it is given."""
+"""A Lightning Trainer on eight emulated GPUs, by the plugin. Writes the traces to the folder that it is given."""
 
 import sys
-from pathlib import Path
 
 import lightning.pytorch as pl
 import torch
@@ -27,11 +26,10 @@ class Classifier(pl.LightningModule):
 
 
 def main() -> None:
-    maya = MayaEmulator("h100", gpus_per_node=8)
+    maya = MayaEmulator("h100", gpus_per_node=8, out=sys.argv[1])
     rows = TensorDataset(torch.randn(32 * BATCH, WIDTH), torch.randint(CLASSES, (32 * BATCH,)))
     trainer = pl.Trainer(plugins=[maya], precision="bf16-mixed", max_steps=4, logger=False, enable_checkpointing=False)
     trainer.fit(Classifier(), DataLoader(rows, batch_size=BATCH))
-    Path(sys.argv[1]).write_text(maya.prediction.model_dump_json())
 
 
 if __name__ == "__main__":
