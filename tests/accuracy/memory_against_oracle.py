@@ -83,11 +83,12 @@ def main() -> None:
     table = Table(title="Emulated against real CUDA PyTorch")
     for heading in ("GPU", "script", "allocated", "", "reserved", "", "launches", ""):
         table.add_column(heading, justify="left" if heading in ("GPU", "script") else "right")
-    worst = dict.fromkeys(LIMITS, 0.0)
+    worst, identical = dict.fromkeys(LIMITS, 0.0), 0
     rows = list(csv.DictReader(figures.open()))
     for row in track(rows, "Emulating", console=Console(stderr=True)):
         gpu = gpu_of(row["gpu"])
         ours, theirs = emulated(workloads / f"{row['name']}.py", gpu), expected(row)
+        identical += ours == theirs
         cells = [gpu, row["name"]]
         for what in LIMITS:
             off = 100 * (ours[what] - theirs[what]) / theirs[what]
@@ -96,6 +97,7 @@ def main() -> None:
         table.add_row(*cells)
     console = Console(width=140)
     console.print(table)
+    console.print(f"{identical} of {len(rows)} runs are identical.")
     console.print("Worst: " + ", ".join(f"{what} {off:.3f} % (limit {LIMITS[what]} %)" for what, off in worst.items()))
     raise SystemExit(any(worst[what] > LIMITS[what] for what in LIMITS))
 
