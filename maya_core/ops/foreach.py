@@ -20,7 +20,7 @@ CHUNK = 65536
 NORM_CLEANUP_TENSORS = 1920  # tensors per launch of the kernel that combines the partial norms
 
 
-class Limits(NamedTuple):
+class ListLimits(NamedTuple):
     """What the arguments of one kernel have room for. The tensors depend on the number of lists."""
 
     blocks: int
@@ -28,8 +28,8 @@ class Limits(NamedTuple):
     tensors_with_scalars: tuple[int, ...]  # each tensor has a number of its own
 
 
-LIMITS = Limits(2240, (770, 448, 336, 252, 210), (672, 448, 336, 252, 210))
-LIMITS_BEFORE_2_12 = Limits(320, (110, 64, 48, 36, 30), (96, 64, 48, 36, 30))
+LIMITS = ListLimits(2240, (770, 448, 336, 252, 210), (672, 448, 336, 252, 210))
+LIMITS_BEFORE_2_12 = ListLimits(320, (110, 64, 48, 36, 30), (96, 64, 48, 36, 30))
 OVERWRITES = aten("_foreach_zero_", "_foreach_copy_")  # they do not read their first list
 
 # Lists that the kernel of an optimizer reads and writes.
