@@ -15,9 +15,6 @@ VENV := .venv
 DIST := dist
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# Tests wait for processes, servers and a compiler, so one worker more than cores is faster.
-WORKERS ?= $(shell expr $$(nproc) + 1)
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 CPP := $(wildcard maya_core/device/native/*.cpp maya_core/device/native/*.h maya_core/simulator/*.cpp)
 
 .PHONY: environment demo test test-fast test-slow test-framework test-torch test-oldest docs wheel lint format bench bench-worlds bench-predictor bench-simulator accuracy accuracy-megatron profiles golden clean
@@ -29,16 +26,16 @@ demo: $(INSTALLED)
 	$(BIN)/maya run --gpu h100 --out maya-out/demo --html maya-out/demo.html -- torchrun --nproc-per-node 8 examples/train_llama_fsdp2.py
 
 test: $(INSTALLED)
-	$(PYTEST) tests
+	$(BIN)/python -m pytest -n auto --dist worksteal tests
 
 test-fast: $(INSTALLED)
-	$(PYTEST) -m "not slow and not framework" tests
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not framework" tests
 
 test-slow: $(INSTALLED)
-	$(PYTEST) -m "slow and not framework" tests
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "slow and not framework" tests
 
 test-framework: $(INSTALLED)
-	$(PYTEST) -m framework tests
+	$(BIN)/python -m pytest -n auto --dist worksteal -m framework tests
 
 # A version's CUDA build brings 4 GB of libraries. Everything else is as in constraints.txt.
 TORCH_ENV = .venv-torch/$(TORCH)
