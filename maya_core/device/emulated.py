@@ -77,10 +77,8 @@ class EmulatedDevice:
         self.pass_over(*torch.__path__, str(PACKAGE))
         try:
             shim.install(self.native, gpu, self.patches, private, self.asked_gpu)
-            self._torchs_kernels = (
-                native_kernels.imported()
-            )  # otherwise torch registers them later, as it does on a GPU
-            if self._torchs_kernels:
+            self._torchs_kernels = native_kernels.imported()
+            if self._torchs_kernels:  # otherwise torch registers them later, as it does on a GPU
                 native_kernels.register()
         except BaseException:
             self.remove()

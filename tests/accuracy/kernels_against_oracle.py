@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from cuda_runs import check_version, on_cuda
 
 TESTS = Path(__file__).parents[1]
 sys.path.insert(0, str(TESTS))
@@ -32,21 +32,17 @@ for name, make in CASES.items():
     torch.cuda.synchronize()
     peaks[name] = peak_bytes(call)
     torch.cuda.synchronize()
-print(json.dumps([torch.__version__, peaks]))
+print(json.dumps(peaks))
 """
 
 
-def launched(run: str) -> tuple[list[str], str, dict[str, int]]:
-    """The lines of the trace, the version of torch, and the peaks of the cases."""
+def launched(run: str) -> tuple[list[str], dict[str, int]]:
+    """The lines of the trace, and the peaks of the cases."""
     with tempfile.TemporaryDirectory() as folder:
         script, trace = Path(folder, "cases.py"), Path(folder, "trace.txt")
         script.write_text(SCRIPT)
-        environment = {**os.environ, "ORACLE_TRACE": str(trace)}
-        done = subprocess.run([run, str(script)], env=environment, capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"{run} failed:\n{done.stderr[-3000:]}")
-        version, peaks = json.loads(done.stdout.splitlines()[-1])
-        return trace.read_text().splitlines(), version, peaks
+        done = on_cuda(run, script, ORACLE_TRACE=str(trace))
+        return trace.read_text().splitlines(), json.loads(done.stdout.splitlines()[-1])
 
 
 def main() -> None:
@@ -58,13 +54,11 @@ def main() -> None:
 
     from maya_core.device.emulated import EmulatedDevice
     from maya_core.hardware.catalog import find_gpu
-    from maya_core.torch_seam.version import COMPARED, installed, numbers
+    from maya_core.torch_seam.version import COMPARED, installed
 
-    lines, version, peaks = launched(given.run)
+    check_version(given.run)
     torch = installed().version
-    if numbers(version) != torch:
-        raise SystemExit(f"{given.run} runs torch {version}, but {installed().text} is installed here.")
-    by_case = oracle_figures.parse(lines, peaks)
+    by_case = oracle_figures.parse(*launched(given.run))
     if given.write:
         known = {} if torch == COMPARED else oracle_figures.figures_of(COMPARED)
         new = {case: figures for case, figures in by_case.items() if known.get(case) != figures}

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
+from cuda_runs import check_version, on_cuda
 from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -30,10 +29,7 @@ LAUNCHES = ("launches", "gemms", "cudnn", "memsets", "memcpys")
 def real(run: str, script: Path, gpu: str) -> workload_figures.Figures:
     found = find_gpu(gpu)
     major, minor = found.compute_capability
-    environment = {**os.environ, "ORACLE_SM": f"{major}{minor}", "ORACLE_SMS": str(found.sms)}
-    done = subprocess.run([run, str(script)], env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{run} {script.name} failed:\n{done.stderr[-3000:]}")
+    done = on_cuda(run, script, ORACLE_SM=f"{major}{minor}", ORACLE_SMS=str(found.sms))
     line = next(line for line in done.stderr.splitlines() if line.startswith("ORACLE "))
     figures = json.loads(line.removeprefix("ORACLE "))
     return workload_figures.Figures(
@@ -46,6 +42,7 @@ def main() -> None:
     parser.add_argument("run")
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
+    check_version(given.run)
     cases = [(script, gpu) for script in workload_figures.SCRIPTS for gpu in workload_figures.GPUS]
     truth = {(script.stem, gpu): real(given.run, script, gpu) for script, gpu in track(cases, "On CUDA PyTorch")}
     different = 0

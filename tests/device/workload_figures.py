@@ -29,18 +29,13 @@ class Figures(NamedTuple):
 # Runs in its own process, as the figures were measured: peaks depend on everything that the process allocated before.
 RUN = """
 import json, os, runpy, sys
-import numpy as np
+script, gpu, tests = sys.argv[1:]
+sys.path.insert(0, tests)
 import torch
+from ops.oracle_figures import kernels_called
 from maya_core.device.emulated import EmulatedDevice
 from maya_core.hardware.catalog import find_gpu
-from maya_core.ops.plan import kernels_of
-from maya_core.trace.schema import EVENT, EventKind
-device = EmulatedDevice(find_gpu(sys.argv[2]), 1)
-device.native.start_recording()
-runpy.run_path(sys.argv[1])
-events = np.frombuffer(device.native.take_events(), EVENT)
-each = [len(kernels_of(call, device.planner.platform)) for call in device.planner.calls]
-launches = sum(each[i] for i in events[events["kind"] == EventKind.OP]["subject"])
+launches = len(kernels_called(EmulatedDevice(find_gpu(gpu), 1), lambda: runpy.run_path(script)))
 print(json.dumps([torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), launches]), flush=True)
 os._exit(0)  # a thread of autograd may still be releasing the last backward, and torch aborts if Python ends meanwhile
 """
@@ -48,7 +43,8 @@ os._exit(0)  # a thread of autograd may still be releasing the last backward, an
 
 def emulated(script: Path, gpu: str) -> Figures:
     environment = {**os.environ, "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"}  # the figures are of flash attention
-    done = subprocess.run([sys.executable, "-c", RUN, script, gpu], env=environment, capture_output=True, text=True)
+    command = [sys.executable, "-c", RUN, str(script), gpu, str(HERE.parent)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return Figures(*json.loads(done.stdout.splitlines()[-1]))
 
