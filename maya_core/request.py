@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -60,6 +61,26 @@ def _ranks(value: object) -> object:
             raise ValueError("not ranks. Give 'auto', 'all', or numbers separated by commas: 0,5,7")
         return tuple(sorted({int(rank) for rank in value.split(",")}))
     return value
+
+
+def _assumed(value: object) -> object:
+    """Values by the line that reads them: 'train.py:88=0.25,model.py:12=3'."""
+    if not isinstance(value, str):
+        return value
+    found = {}
+    for part in value.split(",") if value else []:
+        place, _, number = part.strip().rpartition("=")
+        if not re.fullmatch(r".+:\d+", place) or not _is_number(number):
+            raise ValueError("not FILE:LINE=VALUE. Give the line that reads the value, and the value: train.py:88=0.25")
+        found[place] = float(number)
+    return found
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 class Options(BaseModel):
@@ -126,6 +147,15 @@ class EmulationOptions(Options):
             in_plugins=False,
         ),
     ] = ()
+    assume: Annotated[
+        dict[str, float],
+        BeforeValidator(_assumed),
+        Option(
+            "What an unknown value is that the program reads: the share that a mask keeps, or a number. Several are separated by commas.",
+            text="",
+            metavar="FILE:LINE=VALUE",
+        ),
+    ] = {}
     out: Annotated[
         Path | None, Option("The folder for the traces and the prediction.", metavar="DIR", default="maya-out")
     ] = None

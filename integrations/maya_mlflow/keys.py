@@ -20,6 +20,8 @@ UPLOAD = "maya.upload_id"  # identifies the folder of the draft, so that sending
 COMPLETE = "maya.upload"  # 'complete' once everything has arrived
 PROFILE = "maya.calibration"
 ENDED = "maya.ended"
+CAVEATS = "maya.caveats"
+MOST_CHARACTERS = 5000  # of a tag, also in older versions of MLflow
 
 STEP_TIME = "maya/step_time_s"
 PEAK_ALLOCATED = "maya/peak_allocated_mb"
@@ -156,6 +158,8 @@ def predicted_tags(prediction: Prediction, job: JobIdentity | None, pair: str) -
     tags = job_tags("predicted", job, pair)
     fits = prediction.memory.fits
     tags["maya.fits"] = "unknown" if fits is None else str(fits).lower()
+    if prediction.caveats:
+        tags[CAVEATS] = "\n".join(prediction.caveats)[:MOST_CHARACTERS]
     tags[ENDED] = "hung" if prediction.hangs else prediction.trace.ended
     if prediction.assumptions.calibration:
         tags[PROFILE] = prediction.assumptions.calibration

@@ -62,12 +62,16 @@ def _log(mlflow: Any, experiment: str | None, search: Search) -> str:
 
 
 def _log_trial(mlflow: Any, place: str, parent: str, search: Search, trial: Trial) -> None:
-    tags = {"mlflow.parentRunId": parent, keys.KIND: "trial", "maya.fits": str(trial.outcome.status == "fits").lower()}
+    tags = {"mlflow.parentRunId": parent, keys.KIND: "trial", "maya.fits": _fits(trial.outcome.status)}
     if trial.broken:
         tags["maya.broken"] = trial.broken
     run_id = ask(mlflow.create_run, place, run_name=f"trial {trial.number}", tags=tags).info.run_id
     _batch(mlflow, run_id, _metrics(trial), {f"knob/{name}": str(value) for name, value in trial.point.items()})
     ask(mlflow.set_terminated, run_id, "FINISHED" if trial.outcome.status != "failed" else "FAILED")
+
+
+def _fits(status: str) -> str:
+    return {"fits": "true", "not known": "unknown"}.get(status, "false")
 
 
 def _metrics(trial: Trial) -> dict[str, float]:

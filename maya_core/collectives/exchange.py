@@ -32,7 +32,7 @@ from maya_core.trace.communication import POINT_TO_POINT, CollectiveCall, Commun
 # In a group of at most this size (one node), every rank is emulated when the group gathers or reduces data that the host reads.
 EXACT_GROUP = 8
 
-# Larger tensors are not passed on. The limits are those up to which native/values.h remembers values.
+# Larger tensors are not passed on.
 MOST_FLOATS, MOST_INTEGERS = 2**16, 2**20
 
 _thread = threading.local()
@@ -172,18 +172,19 @@ class Exchange:
             # The amount differs by rank, so the others cannot know whether it is small enough to be passed on.
             self._write(outputs, [None] * len(outputs))
             return None
-        given = [self._value(tensor) for tensor in inputs]
+        mine = [self._value(tensor) for tensor in inputs]
+        given, made_up = [value for value, _ in mine], any(made_up for _, made_up in mine)
         if op == "all_to_all" and len(inputs) == 1:
             given = split(given[0], splits, len(group.ranks))
         key = f"{self._names[communicator]}/{'message' if op in POINT_TO_POINT else op}/{sequence}"
         transfer = _Transfer(group, op, peer, reduction, host, exact, key)
         awaited = self._awaited(transfer)
         self._refuse_objects_from_nobody(transfer)
-        self._post(transfer, given)
+        self._post(transfer, given, made_up)
         if not outputs:
             return None
         self._note_assumptions(transfer, awaited, known=any(value is not None for value in given))
-        settle = functools.partial(self._settle, transfer, awaited, given, outputs)
+        settle = functools.partial(self._settle, transfer, awaited, given, made_up, outputs)
         if awaited:
             # Until the others' values arrive, nothing is known about the outputs.
             self._write([tensor for tensor in outputs if tensor.is_cuda], [None] * len(outputs))
@@ -200,11 +201,11 @@ class Exchange:
                 "Run the program with all its ranks: maya run -- torchrun ...",
             )
 
-    def _post(self, transfer: _Transfer, given: Values) -> None:
+    def _post(self, transfer: _Transfer, given: Values, made_up: bool) -> None:
         if self._gives(transfer):
             assert self.peers is not None
             to = transfer.peer if transfer.op == "send" else -1
-            packed = pickle.dumps([_packed(value) for value in given])
+            packed = pickle.dumps((made_up, [_packed(value) for value in given]))
             self.peers.post(f"{transfer.key}/{transfer.group.rank}/{to}", packed)
         if self._meets_all(transfer):
             self._together.add(frozenset(transfer.group.ranks))
@@ -218,7 +219,9 @@ class Exchange:
         if transfer.exact and not transfer.host and known:
             self.assumed.update(group.ranks[place] for place in {*wanted} - {*awaited, group.rank})
 
-    def _settle(self, transfer: _Transfer, awaited: list[int], given: Values, outputs: list[torch.Tensor]) -> None:
+    def _settle(
+        self, transfer: _Transfer, awaited: list[int], given: Values, made_up: bool, outputs: list[torch.Tensor]
+    ) -> None:
         """Waits for the values of the ranks at `awaited`, and writes the collective's result to the outputs."""
         group, op = transfer.group, transfer.op
         gave: dict[int, Values] = {group.rank: given}
@@ -227,13 +230,15 @@ class Exchange:
             assert self.peers is not None
             why = f"{op} on {group.backend} group '{group.name}'"
             packed = self.peers.want(f"{transfer.key}/{place}/{to}", group.ranks[place], why)
-            gave[place] = [_unpacked(value) for value in pickle.loads(packed)]
+            also_made_up, values = pickle.loads(packed)
+            made_up = made_up or also_made_up
+            gave[place] = [_unpacked(value) for value in values]
 
         def giver(place: int) -> Values:
             return gave.get(place, given)
 
         size = len(group.ranks)
-        self._write(outputs, outcome(op, group.rank, size, transfer.peer, transfer.reduction, giver, outputs))
+        self._write(outputs, outcome(op, group.rank, size, transfer.peer, transfer.reduction, giver, outputs), made_up)
 
     # ---- which ranks exchange values ----
     def _awaited(self, transfer: _Transfer) -> list[int]:
@@ -275,16 +280,25 @@ class Exchange:
         return any(met.issuperset(group.ranks) for met in self._together)
 
     # ---- values in and out of tensors ----
-    def _value(self, tensor: torch.Tensor) -> torch.Tensor | None:
+    def _value(self, tensor: torch.Tensor) -> tuple[torch.Tensor | None, bool]:
+        """A copy of the tensor's value on the host, and whether it is made up. Integers that nobody knows are passed on too, because
+        sizes depend on them, on which the ranks must agree."""
         most = MOST_FLOATS if tensor.is_floating_point() else MOST_INTEGERS
         if tensor.numel() > most and not _carries_objects():
-            return None
+            return None, False
         with torch.no_grad():
-            value = self.native.host_value(tensor) if tensor.is_cuda else tensor.detach()
+            if not tensor.is_cuda:
+                value, made_up = tensor.detach(), bool(self.native.is_made_up(tensor.untyped_storage()))
+            elif (tensor.is_floating_point() and not self.native.is_known(tensor)) or (
+                found := self.native.read_value(tensor)
+            ) is None:
+                return None, False
+            else:
+                value, made_up = found
             # A copy, because the program may write to the tensor before the other ranks' values arrive.
-            return None if value is None else value.clone(memory_format=torch.contiguous_format)
+            return value.clone(memory_format=torch.contiguous_format), made_up
 
-    def _write(self, outputs: list[torch.Tensor], values: Values) -> None:
+    def _write(self, outputs: list[torch.Tensor], values: Values, made_up: bool = False) -> None:
         known: list[tuple[torch.Tensor, torch.Tensor]] = []
         with torch.no_grad():
             for output, value in zip(outputs, values, strict=False):
@@ -295,10 +309,12 @@ class Exchange:
                 value = value.to(output.dtype).reshape(output.shape)
                 if output.is_cuda:
                     known.append((output, value))
-                else:
-                    output.detach().copy_(value)
+                    continue
+                output.detach().copy_(value)
+                if made_up:
+                    self.native.mark_made_up(output.untyped_storage())
             if known:
-                self.native.remember_parts([output for output, _ in known], [value for _, value in known])
+                self.native.remember_parts([output for output, _ in known], [value for _, value in known], made_up)
 
 
 def _packed(value: torch.Tensor | None) -> tuple[str, tuple[int, ...], bytes] | None:

@@ -91,7 +91,14 @@ class EmulatedDevice:
         self.native.set_default_settings(sum(getattr(DEFAULT_SETTINGS, name) << bit for bit, name in enumerate(names)))
         self.native.set_op_values(
             {
-                op: (int(said.assume), said.only_writes, said.keeps_uniform, said.heavy, said.mixes_devices)
+                op: (
+                    int(said.assume),
+                    int(said.sample),
+                    said.only_writes,
+                    said.keeps_uniform,
+                    said.heavy,
+                    said.mixes_devices,
+                )
                 for op, said in VALUES.items()
             }
         )
@@ -107,6 +114,10 @@ class EmulatedDevice:
         """Lines of code in these folders are not the program's: what they allocate is told by the line that called them."""
         self._libraries += [f"{folder}/" for folder in folders]
         self.native.library_folders(self._libraries)
+
+    def is_library(self, file: str) -> bool:
+        """Whether a file is not the program's."""
+        return file.startswith(tuple(self._libraries))
 
     @property
     def gpus(self) -> int:

@@ -17,6 +17,7 @@ from maya_core.errors import MayaError
 from maya_core.files import is_made
 from maya_core.installation import how_to_install, installation, version_of
 from maya_core.launch import launchers, torchrun
+from maya_core.launch.bounds import needs_bounds, run_bounds
 from maya_core.launch.coordinator import Coordinator
 from maya_core.launch.link import Link
 from maya_core.launch.progress import JobProgress
@@ -26,7 +27,8 @@ from maya_core.launch.signals import ended_by_signal
 from maya_core.launch.world import World
 from maya_core.request import Request
 from maya_core.torch_seam.version import installed
-from maya_core.trace.job import JobTrace, collate, gave_up, read_traces, write_manifest
+from maya_core.trace.job import JobTrace, bound_folder, collate, gave_up, read_traces, write_manifest
+from maya_core.trace.unknown_read import EXTREMES, Extreme
 
 DEFAULT_OUT = Path("maya-out")
 
@@ -66,24 +68,37 @@ def run_command(
     check(world)
     check_out(out)
     library()  # compiled here, once, where its message is seen
-    out.mkdir(parents=True, exist_ok=True)
-    with ended_by_signal(), JobProgress(request.steps) as progress, Coordinator(chosen, progress.step) as coordinator:
-        settings = ProcessSettings(
-            request=request.model_copy(update={"out": out.resolve(), "gpu": request.gpu_name, "tracking": {}}),
-            gpus=gpus,
-            rank=None,
-            chosen=chosen,
-            coordinator=coordinator.socket,
-            note_files=setting is not None,
-        )
-        if args is not None:
-            launcher = RankLauncher(Link(coordinator.socket, frozenset(chosen)), settings)
-            exit_code = torchrun.launch(args, launcher, setting)
-        else:
-            exit_code = _run_program([program or command[0], *command[1:]], settings, setting or RankSetting())
-    job = collect(out, world, exit_code)
+
+    def once(folder: Path, setting: RankSetting | None, unknown: Extreme | None = None) -> tuple[int, JobTrace | None]:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (
+            ended_by_signal(),
+            JobProgress(request.steps) as progress,
+            Coordinator(chosen, progress.step) as coordinator,
+        ):
+            settings = ProcessSettings(
+                request=request.model_copy(update={"out": folder.resolve(), "gpu": request.gpu_name, "tracking": {}}),
+                gpus=gpus,
+                rank=None,
+                chosen=chosen,
+                coordinator=coordinator.socket,
+                note_files=setting is not None,
+                unknown=unknown,
+            )
+            if args is not None:
+                launcher = RankLauncher(Link(coordinator.socket, frozenset(chosen)), settings)
+                exit_code = torchrun.launch(args, launcher, setting)
+            else:
+                exit_code = _run_program([program or command[0], *command[1:]], settings, setting or RankSetting())
+        job = collect(folder, world, exit_code)
+        if job is not None:
+            job = replace(job, command=without_secrets(command), node=request.node, network=request.network)
+        return exit_code, job
+
+    exit_code, job = once(out, setting)
     if job is not None:
-        job = replace(job, command=without_secrets(command), node=request.node, network=request.network)
+        if needs_bounds(job):
+            job = replace(job, bounds=run_bounds(out, setting, once))
         write_manifest(out, job)
     return CompletedRun(exit_code, job, out)
 
@@ -187,7 +202,8 @@ def check_out(out: Path) -> None:
         raise MayaError(f"--out {out} is a file.", "Give a folder for the traces.")
     run = r"(rank-\d{5,}\.trace|job\.json|prediction\.json)(\.part)?"
     earlier = [entry for entry in out.iterdir() if re.fullmatch(run, entry.name)]
-    others = [entry for entry in out.iterdir() if entry not in earlier and not is_made(entry)]
+    bounds = [folder for extreme in EXTREMES if (folder := bound_folder(out, extreme)).is_dir()]
+    others = [entry for entry in out.iterdir() if entry not in (*earlier, *bounds) and not is_made(entry)]
     if others:
         raise MayaError(
             f"--out {out} holds other files ({others[0].name}).",
@@ -195,6 +211,8 @@ def check_out(out: Path) -> None:
         )
     for entry in earlier:
         entry.unlink()
+    for folder in bounds:
+        shutil.rmtree(folder)
 
 
 def split_command(arguments: list[str]) -> list[str]:

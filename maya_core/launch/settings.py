@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, PositiveInt
 
 from maya_core.request import Request
+from maya_core.trace.unknown_read import Extreme
 
 VARIABLE = "MAYA_EMULATE"
 
@@ -23,6 +24,7 @@ class ProcessSettings(BaseModel):
     world_size: PositiveInt = 1
     chosen: tuple[int, ...] = ()  # ranks that the user asked for by number
     coordinator: Path | None = None  # the socket of the command that started it
+    unknown: Extreme | None = None  # what masks keep that depend on unknown values; None: as many as a sample
     note_files: bool = False  # whether to note which of the user's files the program reads
 
     @property

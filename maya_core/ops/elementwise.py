@@ -9,7 +9,7 @@ from maya_core.hardware.platform import Platform
 from maya_core.ops import tensor_iterator
 from maya_core.ops.kernel import Copy, Streaming, small
 from maya_core.ops.lazy_torch import torch
-from maya_core.ops.registry import Assume, aten, op, values
+from maya_core.ops.registry import Assume, Sample, aten, op, values
 from maya_core.ops.rules import describe
 from maya_core.ops.traffic import elementwise_pattern, layout, streaming
 from maya_core.ops.work import Work
@@ -125,6 +125,10 @@ def equal(call: Call, platform: Platform) -> Work:
 
 values(*aten("fill_", "zero_"), only_writes=True)
 values(*aten("clone", "_to_copy"), keeps_uniform=True)
+values(
+    *aten("abs", "exp", "exp2", "sqrt", "rsqrt", "softplus", "square", "erfc", "_cdist_forward"), sample=Sample.POSITIVE
+)
+values(*aten("sigmoid", "sigmoid_", "hardsigmoid", "_softmax"), sample=Sample.UNIT)
 values(*aten("isfinite"), assume=Assume.TRUE)
 values(*aten("isnan", "isinf", "isposinf", "isneginf"), assume=Assume.FALSE)
 values(*aten("eq", "eq_"), assume=Assume.SAME_IS_EQUAL)

@@ -15,7 +15,7 @@ from maya_core.ops import tensor_iterator
 from maya_core.ops.elementwise import cast_pattern, elementwise
 from maya_core.ops.kernel import Streaming, small
 from maya_core.ops.lazy_torch import torch
-from maya_core.ops.registry import Assume, aten, op, values
+from maya_core.ops.registry import Assume, Sample, aten, op, values
 from maya_core.ops.rules import describe
 from maya_core.ops.traffic import moved, row_of, streaming
 from maya_core.ops.work import Work
@@ -222,9 +222,8 @@ def reduced_by_one_kernel(call: Call, platform: Platform) -> Work:
     return Work().launch(reduction_kernel(source, call.get("dim"), sum(moved(each) for each in call.results)))
 
 
-values("aten::all", assume=Assume.TRUE, keeps_uniform=True)
-values("aten::any", assume=Assume.FALSE, keeps_uniform=True)
-values(*aten("amax", "amin", "max", "min", "mean"), keeps_uniform=True)
+values(*aten("all", "any", "amax", "amin", "max", "min", "mean"), keeps_uniform=True)
+values(*aten("norm", "linalg_vector_norm", "var", "std", "var_mean", "std_mean"), sample=Sample.POSITIVE)
 values(*aten("argmax", "argmin", "max.dim", "min.dim", "max.dim_max", "min.dim_min"), assume=Assume.RANDOM_INDICES)
 
 

@@ -49,26 +49,36 @@ class Assume(enum.IntEnum):
     COMPARE_INFINITY = 6
 
 
+class Sample(enum.IntEnum):
+    """The numbers that stand for results that nobody knows: around 0, above 0, or between 0 and 1."""
+
+    ANY = 0
+    POSITIVE = 1
+    UNIT = 2
+
+
 @dataclass
 class Values:
     """How an op treats values, where its schema and torch's tags do not say it."""
 
     assume: Assume = Assume.NOTHING
+    sample: Sample = Sample.ANY
     only_writes: bool = False  # the first argument is written and not read
     keeps_uniform: bool = False  # if an input has one value everywhere, so has the result
-    heavy: bool = False  # a matrix product: the host computes only tiny ones, and torch's switches decide its kernel
+    heavy: bool = False  # a matrix product or the like: its cost is not that of its elements, and torch's switches decide its kernel
     mixes_devices: bool = False  # accepts host tensors together with device tensors
 
 
 VALUES: dict[str, Values] = {}
 
 
-def values(*names: str, assume: Assume | None = None, only_writes: bool = False, keeps_uniform: bool = False,
-           heavy: bool = False, mixes_devices: bool = False) -> None:  # fmt: skip
+def values(*names: str, assume: Assume | None = None, sample: Sample | None = None, only_writes: bool = False,
+           keeps_uniform: bool = False, heavy: bool = False, mixes_devices: bool = False) -> None:  # fmt: skip
     """Declares how ops treat values, by their names without overload. Earlier declarations stay."""
     for name in names:
         known = VALUES.setdefault(name, Values())
         known.assume = known.assume if assume is None else assume
+        known.sample = known.sample if sample is None else sample
         known.only_writes |= only_writes
         known.keeps_uniform |= keeps_uniform
         known.heavy |= heavy

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from maya_core.ops.lazy_torch import torch
 from maya_core.torch_seam import dispatcher
@@ -100,12 +100,30 @@ def _as_on_cpu(name: str) -> Callable[..., Any]:
     return lambda *arguments, **options: op.redispatch(key, *arguments, **options)
 
 
+class Reading(NamedTuple):
+    """The value of a device tensor, on the host."""
+
+    value: torch.Tensor
+    made_up: bool  # whether it rests on values that nobody knows
+
+
+class UnknownSizes:
+    """What is done when a size depends on a value that nobody knows. Here nothing; recording/unknown_values.py tells it to the user."""
+
+    share = 0.5  # what is kept of a mask that is too large even for a sample
+
+    def told(self, how: str, tensor: torch.Tensor, sample: torch.Tensor | None) -> Reading | None:
+        """`how` it is read (UnknownRead), and what stands for the value. Returns what to take instead, if there is something better."""
+        return None
+
+
 class Rules:
     """What a rule can do with the device."""
 
     def __init__(self, native: ModuleType, compressed_ops: Sequence[str]) -> None:
         """`compressed_ops` are the ops on CSR tensors that have one implementation for CPU and CUDA."""
         self._native = native
+        self.unknown = UnknownSizes()
         self.table = {op: self._bind(function) for op, function in _RULES.items()}  # as the native device calls them
         _IN_USE.append(self)
         compressed = {op: self._bind(function) for op, function in _COMPRESSED_RULES.items()}
@@ -138,31 +156,42 @@ class Rules:
         return call
 
     def value(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The tensor's true value on the host, if it is known and small enough to compute with."""
+        """The tensor's true value on the host, if it is known and small enough to compute with at every call."""
         if not tensor.is_cuda:
             return tensor
         return self._native.host_value(tensor) if tensor.numel() <= LARGEST_ON_HOST else None
 
-    def uniform_value(self, tensor: torch.Tensor) -> float | int | bool | complex | None:
-        """The value of every element, if all are known to be equal; for tensors of any size."""
-        if tensor.numel() == 0 or not self._native.is_known(tensor):
-            return None
-        host = self._native.host_value(tensor.as_strided((), ()))
-        small = self.value(tensor)
-        return host.item() if small is None or bool((small == host).all()) else None
+    def read(self, tensor: torch.Tensor, how: str = "size") -> Reading | None:
+        """The tensor's value, of any size, for a result whose size depends on it; or what stands for a value that nobody knows, which is
+        told to the user unless `how` is empty. None: the tensor is too large for a sample."""
+        if not tensor.is_cuda:
+            return Reading(tensor, False)
+        found = self._native.read_value(tensor)
+        if found is not None and (not found[1] or not how):
+            return Reading(*found)
+        better = self.unknown.told(how, tensor, found and found[0]) if how else None
+        if better is None:
+            return found and Reading(*found)
+        self._native.remember(tensor, better.value, better.made_up)
+        return better
 
-    def remember(self, tensor: torch.Tensor, host: torch.Tensor) -> torch.Tensor:
-        """Records that the device tensor has these values."""
-        self._native.remember(tensor, host)
+    def remember(self, tensor: torch.Tensor, host: torch.Tensor, made_up: bool = False) -> torch.Tensor:
+        """Records that the device tensor has these values, which are `made_up` if they rest on some that nobody knows."""
+        self._native.remember(tensor, host, made_up)
         return tensor
 
     def forget(self, tensor: torch.Tensor) -> None:
         """Records that the values of the device tensor are unknown."""
         self._native.forget(tensor)
 
-    def put(self, host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    def put(self, host: torch.Tensor, device: torch.device, made_up: bool = False) -> torch.Tensor:
         """A new device tensor with these values."""
-        return self.remember(torch.empty_strided(host.shape, host.stride(), dtype=host.dtype, device=device), host)
+        made = torch.empty_strided(host.shape, host.stride(), dtype=host.dtype, device=device)
+        return self.remember(made, host, made_up)
+
+    def follow(self, op: str, arguments: Sequence[Any], outputs: Sequence[torch.Tensor]) -> None:
+        """Records that the outputs have the values that the op gives on the host. They are computed when something reads them."""
+        self._native.follow(op, list(arguments), list(outputs))
 
     def on_host(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """The result of the function for the true values of the arguments; None if one of them is unknown."""

@@ -1,19 +1,15 @@
 """Ops whose result size depends on values: nonzero, masked_select, unique, bincount, repeat_interleave. Kernels follow Nonzero.cu, Unique.cu
 and SummaryOps.cu of ATen/native/cuda.
 
-If values are known, the host computes the exact result. For unknown values, the size is guessed, and is the same for the same shapes, so
-that what a program gathers and scatters with one mask still fits together:
-
-- half of the elements of a mask are true, and numbers are not zero;
-- all elements are distinct;
-- each element is repeated once;
-- values counted by bincount lie below `minlength`, or below the number of elements where none is given.
+The size is computed from the values, or from the sample that stands for values that nobody knows; the user is told of the latter. Only for
+tensors that are too large even for that, it is guessed: half of a mask is kept, all elements are distinct, and each is repeated once.
 
 On a GPU, all of these make the host wait, because it must know the size before it can allocate.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from maya_core.hardware.platform import Platform
@@ -73,28 +69,23 @@ def histc(call: Call, platform: Platform) -> Work:
 
 
 # ---- results ----
-KEPT_BY_MASK = 0.5
-
-
-def _count_nonzero(rules: Rules, tensor: torch.Tensor) -> int:
-    """How many elements of a tensor that is unknown or too large are assumed to be nonzero."""
-    everywhere = rules.uniform_value(tensor)
-    if everywhere is not None:
-        return tensor.numel() if everywhere else 0
-    return int(tensor.numel() * KEPT_BY_MASK) if tensor.dtype in (torch.bool, torch.uint8) else tensor.numel()
+def _count_nonzero(rules: Rules, mask: torch.Tensor) -> int:
+    """How many elements are not zero."""
+    found = rules.read(mask, "mask")
+    if found is None:
+        return int(mask.numel() * rules.unknown.share)
+    return int(found.value.count_nonzero())
 
 
 @rule("aten::nonzero")
 def nonzero(rules: Rules, self: torch.Tensor) -> torch.Tensor:
-    found = rules.on_host(torch.nonzero, self)
-    count = _count_nonzero(rules, self) if found is None else len(found)
+    count = _count_nonzero(rules, self)
     rules.wait(self)
     out = torch.empty(
         (self.dim(), count), dtype=torch.int64, device=self.device
     ).t()  # CUDA writes one row per dimension
-    if found is not None:
-        rules.remember(out, found)
     rules.record("aten::nonzero", [self], [out])
+    rules.follow("aten::nonzero", [self], [out])
     return out
 
 
@@ -113,17 +104,11 @@ def nonzero_out(rules: Rules, self: torch.Tensor, out: torch.Tensor) -> torch.Te
 @rule("aten::masked_select")
 def masked_select(rules: Rules, self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     self, mask = torch.broadcast_tensors(self, mask)  # type: ignore[no-untyped-call]
-    chosen = rules.on_host(torch.masked_select, self, mask)
-    if chosen is not None:
-        count = len(chosen)
-    else:
-        host_mask = rules.value(mask)
-        count = _count_nonzero(rules, mask) if host_mask is None else int(host_mask.count_nonzero())
+    count = _count_nonzero(rules, mask)
     rules.wait(mask)
     out = torch.empty(count, dtype=self.dtype, device=self.device)
-    if chosen is not None:
-        rules.remember(out, chosen)
     rules.record("aten::masked_select", [self, mask], [out])
+    rules.follow("aten::masked_select", [self, mask], [out])
     return out
 
 
@@ -137,15 +122,15 @@ def _unique(
     rules: Rules,
     op: str,
     arguments: list[Any],
-    known: tuple[torch.Tensor, ...] | None,
+    on_host: Callable[[torch.Tensor], tuple[torch.Tensor, ...]],
     dim: int | None,
     with_inverse: bool,
     with_counts: bool,
 ) -> tuple[torch.Tensor, ...]:
     self = arguments[0]
-    if known is not None:
-        made = tuple(rules.put(host, self.device) for host in known)
-    else:
+    if (found := rules.read(self, "distinct")) is not None:
+        made = tuple(rules.put(host, self.device, found.made_up) for host in on_host(found.value))
+    else:  # all are taken for distinct
         along = self.numel() if dim is None else self.size(dim)
         made = (
             torch.empty(along if dim is None else self.shape, dtype=self.dtype, device=self.device),
@@ -162,70 +147,73 @@ def _unique(
 @rule("aten::_unique")
 def unique_rule(rules: Rules, self: torch.Tensor, sorted: bool, inverse: bool) -> tuple[torch.Tensor, ...]:
     # The GPU finds unique values by sorting them, whether or not sorting is requested.
-    known = rules.on_host(torch.ops.aten._unique2, self, True, inverse, False)
-    return _unique(rules, "aten::_unique", [self, sorted, inverse], known, None, inverse, False)[:2]
+    def on_host(value: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.ops.aten._unique2(value, True, inverse, False)  # type: ignore[no-any-return]
+
+    return _unique(rules, "aten::_unique", [self, sorted, inverse], on_host, None, inverse, False)[:2]
 
 
 @rule("aten::_unique2")
 def unique2(rules: Rules, self: torch.Tensor, sorted: bool, inverse: bool, counts: bool) -> tuple[torch.Tensor, ...]:
-    known = rules.on_host(torch.ops.aten._unique2, self, True, inverse, counts)
-    return _unique(rules, "aten::_unique2", [self, sorted, inverse, counts], known, None, inverse, counts)
+    def on_host(value: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.ops.aten._unique2(value, True, inverse, counts)  # type: ignore[no-any-return]
+
+    return _unique(rules, "aten::_unique2", [self, sorted, inverse, counts], on_host, None, inverse, counts)
 
 
 @rule("aten::unique_dim")
 def unique_dim(
     rules: Rules, self: torch.Tensor, dim: int, sorted: bool, inverse: bool, counts: bool
 ) -> tuple[torch.Tensor, ...]:
-    known = rules.on_host(torch.ops.aten.unique_dim, self, dim, True, True, True)
-    return _unique(rules, "aten::unique_dim", [self, dim, sorted, inverse, counts], known, dim, True, True)
+    def on_host(value: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.ops.aten.unique_dim(value, dim, True, True, True)  # type: ignore[no-any-return]
+
+    return _unique(rules, "aten::unique_dim", [self, dim, sorted, inverse, counts], on_host, dim, True, True)
 
 
 @rule("aten::unique_consecutive")
 def unique_consecutive(
     rules: Rules, self: torch.Tensor, inverse: bool, counts: bool, dim: int | None
 ) -> tuple[torch.Tensor, ...]:
-    known = rules.on_host(torch.ops.aten.unique_consecutive, self, inverse, counts, dim)
-    return _unique(rules, "aten::unique_consecutive", [self, inverse, counts, dim], known, dim, inverse, counts)
+    def on_host(value: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.ops.aten.unique_consecutive(value, inverse, counts, dim)  # type: ignore[no-any-return]
+
+    return _unique(rules, "aten::unique_consecutive", [self, inverse, counts, dim], on_host, dim, inverse, counts)
 
 
 @rule("aten::unique_dim_consecutive")
 def unique_dim_consecutive(
     rules: Rules, self: torch.Tensor, dim: int, inverse: bool, counts: bool
 ) -> tuple[torch.Tensor, ...]:
-    known = rules.on_host(torch.ops.aten.unique_dim_consecutive, self, dim, True, True)
-    return _unique(rules, "aten::unique_dim_consecutive", [self, dim, inverse, counts], known, dim, True, True)
+    def on_host(value: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.ops.aten.unique_dim_consecutive(value, dim, True, True)  # type: ignore[no-any-return]
+
+    return _unique(rules, "aten::unique_dim_consecutive", [self, dim, inverse, counts], on_host, dim, True, True)
 
 
 # ---- counting and repeating ----
 @rule("aten::bincount")
 def bincount_rule(rules: Rules, self: torch.Tensor, weights: torch.Tensor | None, minlength: int) -> torch.Tensor:
     rules.wait(self)
-    counts = rules.on_host(torch.bincount, self, weights, minlength)
-    if counts is not None:
-        out = rules.put(counts, self.device)
-    else:
-        ids = rules.value(self)
-        bins = max(minlength, int(ids.max()) + 1) if ids is not None and ids.numel() else minlength or self.numel()
-        dtype = torch.int64 if weights is None else torch.float32 if weights.dtype == torch.float32 else torch.float64
-        out = torch.empty(bins, dtype=dtype, device=self.device)
+    found = rules.read(self, "" if minlength else "largest")  # with a minimum, the program says how many there are
+    bins = minlength or self.numel()
+    if found is not None:
+        bins = max(minlength, int(found.value.max()) + 1) if self.numel() else minlength
+    dtype = torch.int64 if weights is None else torch.float32 if weights.dtype == torch.float32 else torch.float64
+    out = torch.empty(bins, dtype=dtype, device=self.device)
     rules.record("aten::bincount", [self, weights, minlength], [out])
+    rules.follow("aten::bincount", [self, weights, minlength], [out])
     return out
 
 
 @rule("aten::repeat_interleave.Tensor")
 def repeat_interleave(rules: Rules, repeats: torch.Tensor, output_size: int | None) -> torch.Tensor:
-    known = rules.on_host(torch.ops.aten.repeat_interleave.Tensor, repeats)
-    if known is not None:
-        out = rules.put(known, repeats.device)
-    else:
-        everywhere = rules.uniform_value(repeats)
-        size = (
-            output_size
-            if output_size is not None
-            else repeats.numel() * (1 if everywhere is None else int(everywhere.real))
-        )
-        out = torch.empty(size, dtype=repeats.dtype, device=repeats.device)
-    if output_size is None:
+    size = output_size
+    if size is None:
+        found = rules.read(repeats, "sum")
+        size = repeats.numel() if found is None else int(found.value.sum())
         rules.wait(repeats)
+    out = torch.empty(size, dtype=repeats.dtype, device=repeats.device)
     rules.record("aten::repeat_interleave.Tensor", [repeats, output_size], [out])
+    rules.follow("aten::repeat_interleave.Tensor", [repeats, output_size], [out])
     return out

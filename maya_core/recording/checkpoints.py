@@ -21,7 +21,6 @@ import torch
 
 from maya_core.errors import MayaError
 from maya_core.patches import Patches
-from maya_core.recording.host_weights import is_unfilled
 from maya_core.recording.skipped import Skipped
 from maya_core.torch_seam import training as seam
 from maya_core.torch_seam.tensors import untyped
@@ -86,7 +85,7 @@ class Checkpoints:
     def is_emulated(self, storage: torch.UntypedStorage) -> bool:
         if storage.device.type != "cpu":
             return bool(storage.is_cuda)
-        return bool(self.native.is_made_up(storage)) or is_unfilled(storage)
+        return bool(self.native.is_made_up(storage))
 
 
 class _Nowhere(io.RawIOBase):

@@ -9,32 +9,23 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import init
 
 from maya_core.patches import Patches
-from maya_core.torch_seam.tensors import address
 
 LARGE = 2**20  # the initialization of tensors with at least this many elements may be skipped
 FILLED = 2**27  # elements of large tensors that are still initialized, which takes about a second
 
-_unfilled: dict[int, StorageWeakRef] = {}  # by the address of the storage
 
-
-def install(patches: Patches) -> None:
+def install(patches: Patches, native: ModuleType) -> None:
     budget = Budget()
     for name, function in list(vars(init).items()):
         if name.endswith("_") and not name.startswith("_") and callable(function):
-            patches.set(init, name, _skipping_large(function, budget))
-    patches.on_undo(_unfilled.clear)
-
-
-def is_unfilled(storage: torch.UntypedStorage) -> bool:
-    reference = _unfilled.get(address(storage))
-    return reference is not None and not reference.expired()  # type: ignore[no-untyped-call]
+            patches.set(init, name, _skipping_large(function, budget, native))
 
 
 class Budget:
@@ -56,7 +47,7 @@ class Budget:
         self._depth -= 1
 
 
-def _skipping_large(original: Callable[..., Any], budget: Budget) -> Callable[..., Any]:
+def _skipping_large(original: Callable[..., Any], budget: Budget, native: ModuleType) -> Callable[..., Any]:
     @functools.wraps(original)
     def fill(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         # Other tensor classes (DTensor, quantized) are initialized as usual.
@@ -69,8 +60,7 @@ def _skipping_large(original: Callable[..., Any], budget: Budget) -> Callable[..
         if budget.allows(tensor.numel()):
             with budget:
                 return original(tensor, *args, **kwargs)
-        storage = tensor.untyped_storage()
-        _unfilled[address(storage)] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        native.mark_made_up(tensor.untyped_storage())
         return tensor
 
     return fill

@@ -14,21 +14,83 @@ from maya_core.hardware.catalog import gpus
 from maya_core.hardware.models import Gpu
 from maya_core.ops.replan import Replanned, replanned
 from maya_core.predictor.pricing import platform_of, settled_calls
-from maya_core.report.prediction import DeviceMemory, Memory, Peak
+from maya_core.report.prediction import DeviceMemory, Memory, MemoryLimit, MemoryLimits, Peak
 from maya_core.trace.call_names import generic
 from maya_core.trace.job import JobTrace
 from maya_core.trace.memory_peaks import DevicePeak, device_peaks
 from maya_core.trace.rank import RankTrace
 from maya_core.trace.schema import EventKind, Phase
+from maya_core.trace.unknown_read import EXTREMES
 
 MOST_SHARES = 40
 
 
 def memory(job: JobTrace, gpu: Gpu) -> Memory:
     """The memory of a job on a GPU, which may differ from the one it was emulated on."""
+    found = _plain(job, gpu)
+    if not (reads := [read for read in job.unknown_reads if read.use == "size" and not read.assumed]):
+        return found
+    bounds = _bounds(job, gpu) if job.bounds else None
+    if bounds is not None and _independent(found, job, gpu):
+        return found
+    certain = bounds is not None and bounds.complete and bounds.none_kept.fits and bounds.all_kept.fits
+    return found.model_copy(
+        update={
+            "fits": found.fits if certain or found.fits is False else None,
+            "depends_on": list(dict.fromkeys(read.source for read in reads)),
+            "bounds": bounds,
+        }
+    )
+
+
+def _plain(job: JobTrace, gpu: Gpu) -> Memory:
+    """The memory of a job with the values that were taken for unknown ones."""
     rows = [row for rank, trace in job.ranks.items() for row in _devices(rank, trace, gpu)]
     answers = {row.fits for row in rows}
     return Memory(fits=False if False in answers else None if None in answers or not rows else True, ranks=rows)
+
+
+def _bounds(job: JobTrace, gpu: Gpu) -> MemoryLimits:
+    """The memory of the fullest GPU in the runs at both extremes."""
+    none, every = (_bound(job.bounds.get(extreme), gpu) for extreme in EXTREMES)
+    return MemoryLimits(none_kept=none, all_kept=every, complete=_complete(job))
+
+
+def _bound(job: JobTrace | None, gpu: Gpu) -> MemoryLimit:
+    found = _plain(job, gpu) if job is not None else None
+    fullest = found.fullest if found is not None else None
+    if found is None or fullest is None or (found.fits is None and not _ended_well(job)):
+        return MemoryLimit(used_bytes=None, fits=None)
+    used = fullest.peak_reserved_bytes + fullest.outside_allocator_bytes + (fullest.out_of_memory_bytes or 0)
+    return MemoryLimit(used_bytes=used, fits=found.fits)
+
+
+def _ended_well(job: JobTrace | None) -> bool:
+    return job is not None and all(trace.meta["ended"] in ("completed", "stopped") for trace in job.ranks.values())
+
+
+def _complete(job: JobTrace) -> bool:
+    """Whether every unknown size follows the masks: a number that is read has to be different at the two extremes."""
+    none, every = (
+        {read.key: read.number for read in found.unknown_reads} if (found := job.bounds.get(extreme)) else {}
+        for extreme in EXTREMES
+    )
+    for read in job.unknown_reads:
+        if read.use == "size" and not read.assumed and not read.is_bounded:
+            low, high = none.get(read.key), every.get(read.key)
+            if low is None or high is None or read.number is None or not low <= read.number <= high or low == high:
+                return False
+    return True
+
+
+def _independent(found: Memory, job: JobTrace, gpu: Gpu) -> bool:
+    """Whether unknown values change no peak."""
+
+    def peaks(memory: Memory) -> list[tuple[int, int, int, int]]:
+        return [(row.rank, row.device, row.peak_allocated_bytes, row.peak_reserved_bytes) for row in memory.ranks]
+
+    others = [job.bounds.get(extreme) for extreme in EXTREMES]
+    return all(each is not None and _ended_well(each) and peaks(_plain(each, gpu)) == peaks(found) for each in others)
 
 
 def _devices(rank: int, trace: RankTrace, gpu: Gpu) -> list[DeviceMemory]:

@@ -27,6 +27,7 @@ from maya_core.report.page.memory_chart import curves, shown
 from maya_core.report.page.timeline_chart import timeline
 from maya_core.report.prediction import Prediction
 from maya_core.report.terminal import ENDINGS
+from maya_core.report.unknown_values import memory_in_words
 from maya_core.trace.call_names import abbreviated
 
 FOLDER = Path(__file__).with_name("page")
@@ -58,6 +59,7 @@ def page(analysis: Analysis, prediction: Prediction) -> str:
         .render(
             p=prediction,
             fullest=prediction.memory.fullest,
+            memory_words=memory_in_words(prediction.memory),
             devices=shown(prediction.memory),
             bars=_bars(prediction),
             parts=PARTS,

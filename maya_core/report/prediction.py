@@ -73,13 +73,37 @@ class DeviceMemory(Part):
     """Whether it fits; null if the program ended early for another reason."""
 
 
+class MemoryLimit(Part):
+    """Memory of the fullest GPU if every mask that depends on unknown values keeps nothing, or everything."""
+
+    used_bytes: int | None
+    """Reserved memory and memory outside of the allocator; at least that much, if memory ran out. null if the program failed with such masks."""
+    fits: bool | None
+    """Whether that fits; null if it is not known."""
+
+
+class MemoryLimits(Part):
+    """Between which amounts the memory lies that depends on unknown values."""
+
+    none_kept: MemoryLimit
+    """If every unknown mask keeps nothing."""
+    all_kept: MemoryLimit
+    """If every unknown mask keeps everything, and unknown elements are all distinct."""
+    complete: bool
+    """Whether memory depends on nothing else that is unknown: false if a size comes from an unknown number, whose limits nobody knows."""
+
+
 class Memory(Part):
     """Whether the job fits, and the peaks of every emulated GPU."""
 
     fits: bool | None
-    """Whether the job fits on every emulated GPU; null if that is not known."""
+    """Whether the job fits on every emulated GPU; null if that is not known, also because it depends on values that nobody knows."""
     ranks: list[DeviceMemory]
     """Every GPU of every emulated rank."""
+    depends_on: list[str] = []
+    """The lines of the program whose unknown values decide how much memory is needed."""
+    bounds: MemoryLimits | None = None
+    """Limits of the memory on the fullest GPU, if it depends on values that nobody knows; null if it does not, or if limits were not looked for."""
 
     @property
     def fullest(self) -> DeviceMemory | None:
@@ -260,6 +284,27 @@ class UnknownOp(Part):
     """Calls in a step."""
     seconds: float
     """Time in a step: a lower bound."""
+
+
+class UnknownValue(Part):
+    """A line of the program that reads values which nobody knows, because they depend on weights, and what it decides with them."""
+
+    source: str
+    """The program's line."""
+    library: str
+    """The line of a library that reads the value, if it is not the program itself."""
+    kind: Literal["mask", "distinct", "largest", "sum", "scalar"]
+    """What is read: how many elements a mask keeps, how many are distinct, the largest one, their sum, or a number."""
+    decides: Literal["size", "branch", "loop"]
+    """What depends on it: the size of a tensor, a branch of the program, or the end of a loop."""
+    at: str
+    """The line that it decides, if it is another one."""
+    reads: int
+    """How often it was read in the recorded steps."""
+    taken: float | None
+    """What was taken for it: the share that is kept or distinct, the mean number of repeats, or the number. null if a complex number was read."""
+    given: bool
+    """Whether the user gave the value (`--assume`)."""
 
 
 class Flops(Part):
@@ -450,6 +495,8 @@ class Prediction(Part):
     """What torch.compile did: number of graphs, Triton kernels per step, graph breaks, recompilations, and functions that run uncompiled. `compile_s` is the time that compiling took under emulation, in seconds; it is not part of any other time. `null` if nothing was compiled."""
     unknown_ops: list[UnknownOp] = []
     """Ops that nobody has described to Maya, with their calls and seconds per step. They are priced by the bytes they move, which is a lower bound."""
+    unknown_values: list[UnknownValue] = []
+    """Lines of the program that read values which nobody knows and that steer what it does: what was taken for them, and how to say what they really are."""
     caveats: list[str]
     """Notes in words about this prediction: for example steps that differ, an optimizer that never stepped, or an out-of-memory error that the program caught."""
     hangs: list[str]

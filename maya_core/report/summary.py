@@ -42,6 +42,8 @@ from maya_core.report.prediction import (
     WorldPart,
 )
 from maya_core.report.throughput import throughput
+from maya_core.report.unknown_values import caveats as caveats_of_values
+from maya_core.report.unknown_values import unknown_values
 from maya_core.simulator.simulate import RankTimeline
 from maya_core.torch_seam.version import COMPARED, numbers, text
 from maya_core.trace.call import Call, tensors_in
@@ -74,7 +76,7 @@ def summarize(analysis: Analysis) -> Prediction:
     known = breakdown.confidence(analysis)
     time = _mean(ranks)
     shown = max(ranks, key=lambda rank: rank.compute_s).rank if ranks else next(iter(job.ranks))
-    unknown = breakdown.unknown_ops(analysis, shown)
+    unknown, values = breakdown.unknown_ops(analysis, shown), unknown_values(job)
     peak = flops.peak_flops_per_gpu * job.world_size if flops else 0.0
     tokens = work.tokens_per_step / step if step and work.tokens_per_step else None
     return Prediction(
@@ -107,7 +109,8 @@ def summarize(analysis: Analysis) -> Prediction:
         workload=_workload(job),
         compiled=compiled(job),
         unknown_ops=unknown,
-        caveats=[*_caveats(analysis), *_unknown_op_caveats(unknown, ranks)],
+        unknown_values=values,
+        caveats=[*caveats_of_values(values), *_caveats(analysis), *_unknown_op_caveats(unknown, ranks)],
         hangs=analysis.hangs,
     )
 

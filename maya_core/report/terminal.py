@@ -14,6 +14,7 @@ from rich.text import Text
 
 from maya_core.report import wording
 from maya_core.report.prediction import Compiled, DeviceMemory, Prediction, RankTime, Time
+from maya_core.report.unknown_values import memory_in_words
 from maya_core.trace.call_names import ranks_in_words
 
 MOST_RANKS, MOST_ROWS, MOST_TOP, BAR = 16, 8, 6, 44
@@ -191,6 +192,8 @@ def _verdict(memory: DeviceMemory, prediction: Prediction) -> str:
     """Whether the GPU's memory is enough, as in "of 79.2 GiB: fits, 43.3 GiB free on the fullest GPU"."""
     free = memory.capacity_bytes - memory.peak_reserved_bytes - memory.outside_allocator_bytes
     verdict = f"of {wording.size(memory.capacity_bytes)}: "
+    if memory.fits and prediction.memory.depends_on:
+        return verdict + memory_in_words(prediction.memory)
     if memory.fits:
         fullest = " on the fullest GPU" if prediction.world.size > 1 else ""
         return verdict + f"fits, {wording.size(free)} free{fullest}"
@@ -244,7 +247,8 @@ def _shares(time: RankTime | None) -> list[str]:
 
 
 def _memory(memory: DeviceMemory, prediction: Prediction) -> Table:
-    style = "green" if memory.fits else "yellow" if memory.fits is None else "bold red"
+    fits = prediction.memory.fits if memory.fits else memory.fits
+    style = "green" if fits else "yellow" if fits is None else "bold red"
     several = len(prediction.memory.ranks) > 1
     table = PlainTable(
         title=f"Memory of the fullest GPU (rank {memory.rank}, GPU {memory.device})" if several else "Memory",

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from maya_core.errors import MayaError
 from maya_core.report import wording
 from maya_core.report.prediction import Prediction
+from maya_core.report.unknown_values import memory_in_words
 
 
 class Figures(BaseModel):
@@ -131,7 +132,8 @@ def _fits(prediction: Prediction, figures: Figures) -> Check:
     if prediction.trace.ended == "failed":
         return Check("runs", False, "failed", "", "the program ended with an error")
     if prediction.memory.fits is None:
-        return Check("fits", False, found, wording.size(figures.capacity_bytes), "not known")
+        why = memory_in_words(prediction.memory) if prediction.memory.depends_on else "not known"
+        return Check("fits", False, found, wording.size(figures.capacity_bytes), why)
     return Check("fits", True, found, wording.size(figures.capacity_bytes))
 
 

@@ -26,6 +26,7 @@ from maya_core.launch.fork_server import ForkServer
 from maya_core.predictor.calibration import load_calibration, shipped_digest
 from maya_core.recording.files_read import installed, stamp
 from maya_core.report.prediction import Prediction
+from maya_core.report.unknown_values import memory_in_words
 from maya_core.request import EmulationOptions, PredictionOptions, Request
 from maya_core.search.recipe import HARDWARE, CheckedRecipe, Point, Program
 from maya_core.trace.job import read_job
@@ -37,8 +38,8 @@ LAST_LINES = 12
 MOST_FORK_SERVERS = 2  # each needs a few hundred MB
 
 Status = Literal[
-    "fits", "out of memory", "failed", "hangs", "slower"
-]  # slower: certainly slower than another one that fits
+    "fits", "out of memory", "failed", "hangs", "slower", "not known"
+]  # slower: certainly slower than another one that fits; not known: memory depends on values that nobody knows
 
 
 class Task(BaseModel):
@@ -154,6 +155,8 @@ def outcome_of(prediction: Prediction, log: str = "") -> Outcome:
         status, why = "hangs", prediction.hangs[0]
     elif prediction.step_time_s is None or prediction.trace.ended == "failed":
         status, why = "failed", log or f"the program {prediction.trace.ended} before it completed a step"
+    elif prediction.memory.fits is None and prediction.memory.depends_on:
+        status, why = "not known", memory_in_words(prediction.memory)
     timed = status == "fits"
     return Outcome(
         status=status,

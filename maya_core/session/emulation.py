@@ -31,6 +31,7 @@ from maya_core.recording.files_read import FilesRead
 from maya_core.recording.module_paths import ModulePaths
 from maya_core.recording.skipped import Skipped
 from maya_core.recording.steps import StepCounter
+from maya_core.recording.unknown_values import UnknownValues
 from maya_core.recording.workload import WorkloadRecord
 from maya_core.session import spawn
 from maya_core.session.timing import ProgramTiming, collective_seconds
@@ -62,6 +63,10 @@ class Emulation:
         self.steps = StepCounter(
             self.device.native, settings.request.steps, on_step or (self.link.step if self.link else None)
         )
+        request = settings.request
+        self.unknown = UnknownValues(
+            self.device.native, self.steps, self.device.is_library, request.assume, settings.unknown
+        )
         self.batches = BatchRecord(self.device.native)
         self.collectives = CollectiveRecord()
         self.ranks_per_node = settings.ranks_per_node or self.device.gpus
@@ -91,6 +96,8 @@ class Emulation:
         self.device.where = self.modules.where
         self.steps.install(patches)
         self.batches.install(patches)
+        self.device.rules.unknown = self.unknown
+        self.unknown.install(patches)
         collectives_shim.install(native, self.exchange, self.link or LocalKeys(), self._join_world, patches)
         self.checkpoints = checkpoints.install(native, patches, self.skipped)
         self.compile = TorchCompile(self.device, plain_module_call, lambda: self.steps.under_way)
@@ -151,6 +158,7 @@ class Emulation:
         self.steps.limit = settings.request.steps
         self.steps.restart()
         self.batches.restart()
+        self.unknown.restart(settings.request.assume, settings.unknown)
         self.workload.close()
         self.workload = WorkloadRecord(self.modules.watch)
         self.collectives.clear()
@@ -171,6 +179,8 @@ class Emulation:
         native = self.device.native
         native.stop_recording()
         self.steps.finish()
+        for place in self.unknown.unused():
+            self.notes.add(f"--assume {place}: the program read no unknown value there.")
         hung = self.link.hung if self.link else ""
         if self.steps.enough:
             ended = "stopped"
@@ -228,6 +238,7 @@ class Emulation:
             "log": self.log,
             "files": self.files.found() if self.files is not None else [],
             "compiled": self.compile.record.found(),
+            "unknown_values": self.unknown.found(),
             "asked_gpu": list(self.device.asked_gpu),
             "notes": self.notes.sentences,
         }

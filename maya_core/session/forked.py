@@ -10,7 +10,6 @@ import gc
 import importlib
 import json
 import os
-import random
 import runpy
 import select
 import signal
@@ -81,9 +80,6 @@ def _become(command: list[str], environment: dict[str, str], folder: str, files:
         os.environ.clear()
         os.environ.update(environment)
         os.chdir(folder)
-        random.seed()
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed()  # otherwise all forked ranks share one
         code = _run(command, _begin_emulation())
     finally:  # as the interpreter ends, except that imported modules are not taken apart, which takes long
         with contextlib.suppress(Exception):

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from maya_core.session.emulation import Emulation
 
 
+SEED = 67280421310721  # the one that torch's generators on GPUs begin with
+
+
 class EmulatedProcess:
     """The emulation of this process, and how its program ends."""
 
@@ -29,7 +32,8 @@ class EmulatedProcess:
         # A job's progress is shown by the command that started it.
         on_step = show_progress(settings.request.steps) if settings.rank is None else None
         self.emulation = Emulation(settings, on_step, owns_process=True)
-        host_weights.install(self.emulation.device.patches)
+        seed(settings.rank or 0)
+        host_weights.install(self.emulation.device.patches, self.emulation.device.native)
         excepthook = sys.excepthook
 
         def note_failure(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
@@ -44,6 +48,19 @@ class EmulatedProcess:
     def finish(self) -> None:
         if os.getpid() == self.owner:
             self.emulation.finish("failed" if self.failed else "completed")
+
+
+def seed(rank: int) -> None:
+    """Seeds the random numbers of the host, which are random otherwise: the same command has to predict the same. Ranks differ, as they do on
+    a cluster."""
+    import random
+
+    import torch
+
+    random.seed(rank)
+    torch.default_generator.manual_seed(SEED + rank)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(rank)
 
 
 _this: EmulatedProcess | None = None
@@ -70,6 +87,7 @@ def in_this_process(settings: ProcessSettings) -> EmulatedProcess:
     if _this is not None:
         _this.owner = os.getpid()
         _this.emulation.continue_in_fork(settings)
+        seed(settings.rank or 0)
         return _this
     try:
         _this = EmulatedProcess(settings)

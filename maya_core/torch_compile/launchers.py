@@ -77,7 +77,7 @@ def launcher_of(native: ModuleType, planner: Planner, tuner: Any, config: Any, n
     """A function that records a launch of the kernel. `names` are the names of the arguments after the grid and stream."""
     writes, reads = _uses(tuner, names)
     sizes = [place for place, name in enumerate(names) if name.endswith("numel")]
-    record, is_known, forget = native.record_call, native.is_known, native.forget
+    record, forget = native.record_call, native.forget
     op, number = "", -1
 
     def launch(x: int, y: int, z: int, stream: int, *args: Any) -> None:
@@ -90,8 +90,7 @@ def launcher_of(native: ModuleType, planner: Planner, tuner: Any, config: Any, n
         read = [args[place] for place in reads if isinstance(args[place], torch.Tensor)]
         record(op, [*read, [x, y, z], [args[place] for place in sizes], number], written)
         for one in written:
-            if is_known(one):
-                forget(one)
+            forget(one)
 
     return launch
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -16,6 +16,7 @@ from maya_core.installation import installation
 from maya_core.trace.communication import POINT_TO_POINT, CollectiveCall, Communicator
 from maya_core.trace.rank import RankTrace, read_trace
 from maya_core.trace.schema import EventKind
+from maya_core.trace.unknown_read import EXTREMES, Extreme, UnknownRead
 
 MANIFEST = "job.json"
 PREDICTION = "prediction.json"  # in the same folder, once the job is predicted
@@ -67,11 +68,23 @@ class JobTrace:
     """The network between nodes, if the user named it."""
     exit_code: int = 0
     """The exit code of the command."""
+    bounds: Mapping[Extreme, JobTrace | None] = field(default_factory=dict)
+    """The same job with unknown masks that keep nothing, and with masks that keep everything, where memory depends on them. None: that run failed."""
 
     @property
     def gpu(self) -> str:
         """The name of the GPU that the job was recorded for."""
         return str(next(iter(self.ranks.values())).meta["gpu"])
+
+    @property
+    def unknown_reads(self) -> list[UnknownRead]:
+        """Where the program read values that nobody knows, those of all ranks together."""
+        found: dict[tuple[str, ...], UnknownRead] = {}
+        for trace in self.ranks.values():
+            for row in trace.meta.get("unknown_values", []):
+                read = UnknownRead(**row)
+                found[read.key] = found[read.key].with_reads_of(read) if read.key in found else read
+        return list(found.values())
 
     @property
     def processes(self) -> int:
@@ -199,6 +212,11 @@ def trace_path(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank:05d}.trace"
 
 
+def bound_folder(folder: Path, extreme: Extreme) -> Path:
+    """Where the traces of a run lie whose unknown masks keep nothing, or everything."""
+    return folder / f"{extreme}-kept"
+
+
 def write_manifest(folder: Path, job: JobTrace) -> None:
     """Writes job.json, which marks the traces in the folder as a complete job, so it must be written last."""
     manifest = Manifest(
@@ -225,6 +243,12 @@ def read_job(folder: str | Path) -> JobTrace:
     """Reads the job that `maya run` recorded in this folder (`--out`). A `MayaError` says what is wrong with a folder that cannot be read."""
     folder = Path(folder)
     manifest = _read_manifest(folder)
+    beside = {extreme: bound_folder(folder, extreme) for extreme in EXTREMES}
+    bounds = {
+        extreme: read_job(each) if (each / MANIFEST).exists() else None
+        for extreme, each in beside.items()
+        if each.is_dir()
+    }
     traces = []
     for rank in manifest.ranks:
         try:
@@ -242,6 +266,7 @@ def read_job(folder: str | Path) -> JobTrace:
         node=manifest.node,
         network=manifest.network,
         exit_code=manifest.exit_code,
+        bounds=bounds,
     )
 
 

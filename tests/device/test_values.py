@@ -12,6 +12,12 @@ import maya_core
 from maya_core.device.emulated import EmulatedDevice
 
 
+def of_unknown_values(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A device tensor whose values nobody knows: a part of the product of two matrices that is too large to be computed."""
+    large = torch.empty(1 << 14, 1 << 14, device="cuda")
+    return (large @ large).flatten()[: torch.Size(shape).numel()].clone().view(shape).to(dtype)
+
+
 def test_data_from_the_host_and_small_results_are_exact(device: EmulatedDevice) -> None:
     x = torch.arange(12).view(3, 4)
     on_device = x.cuda()
@@ -34,8 +40,8 @@ def test_a_filled_tensor_is_known_at_any_size(device: EmulatedDevice) -> None:
 
 
 def test_partly_unknown_is_not_taken_for_known(device: EmulatedDevice) -> None:
-    unknown = torch.empty(1000, 1000, device="cuda").normal_()
-    buffer = torch.empty(10, device="cuda")
+    unknown = of_unknown_values(1000, 1000)
+    buffer = of_unknown_values(10)
     buffer[:5] = 7
     assert device.native.host_value(buffer) is None
     assert device.native.host_value(unknown.sum()) is None

@@ -61,8 +61,8 @@ class _Layer:
     def capture_forward(self, pool: Any) -> None:
         with torch.cuda.graph(self.forward_graph, pool=pool):
             self.outputs = self.run()
-        # Known values, such as the number of tokens of each expert, also hold for what a replay writes.
-        self.known = [device().rules.value(one) for one in self.outputs]
+        # Integers, such as the number of tokens of each expert, also hold for what a replay writes.
+        self.known = [None if one.is_floating_point() else device().rules.read(one, "") for one in self.outputs]
 
     def capture_backward(self, pool: Any, shared: dict[Any, Tensors] | None, retain: bool) -> None:
         key = tuple((one.shape, one.dtype) for one in self.outputs if one.requires_grad)
@@ -81,7 +81,7 @@ class _Layer:
         return pytree.tree_unflatten(list(outputs), self.form)
 
     def let_go_of_outputs(self) -> None:
-        """Except for tensors with known values, which would be lost with the memory."""
+        """Except for integers, whose values would be lost with the memory."""
         self.outputs = tuple(
             make_weak_ref(one) if known is None else one for one, known in zip(self.outputs, self.known, strict=True)
         )
@@ -111,7 +111,7 @@ class _Replay(torch.autograd.Function):
         layer.forward_graph.replay()
         for output, known in zip(layer.outputs, layer.known, strict=True):
             if known is not None:
-                device().rules.remember(output, known)
+                device().rules.remember(output, known.value, known.made_up)
         ctx.layer = layer
         return tuple(one.detach() for one in layer.outputs)
 

@@ -18,9 +18,8 @@ def _chosen(logits: torch.Tensor, topk: int) -> torch.Tensor:
     mask = torch.empty(tokens, experts, dtype=torch.bool, device=logits.device)
     first = torch.randint(experts, (tokens, 1), generator=_random)
     others = torch.arange(topk) * (experts // topk)
-    device().rules.remember(
-        mask, torch.zeros(tokens, experts, dtype=torch.bool).scatter_(1, (first + others) % experts, True)
-    )
+    chosen = torch.zeros(tokens, experts, dtype=torch.bool).scatter_(1, (first + others) % experts, True)
+    device().rules.remember(mask, chosen, made_up=True)
     return mask
 
 

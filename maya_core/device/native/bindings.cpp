@@ -483,11 +483,11 @@ void bind_timing(py::module_& m) {
 void bind_op_tables(py::module_& m) {
   m.def("setting_names", &setting_names);
   m.def("set_default_settings", &set_default_settings);
-  m.def("set_op_values", [](const std::map<std::string, std::tuple<int, bool, bool, bool, bool>>& given) {
+  m.def("set_op_values", [](const std::map<std::string, std::tuple<int, int, bool, bool, bool, bool>>& given) {
     std::unordered_map<std::string, OpValues> table;
     for (const auto& [name, declared] : given)
-      table[name] = {Assume(std::get<0>(declared)), std::get<1>(declared), std::get<2>(declared), std::get<3>(declared),
-                     std::get<4>(declared)};
+      table[name] = {Assume(std::get<0>(declared)), Sample(std::get<1>(declared)), std::get<2>(declared),
+                     std::get<3>(declared),         std::get<4>(declared),         std::get<5>(declared)};
     set_op_values(std::move(table));
   });
   // Numbers that Python has, too; a test checks that they agree.
@@ -501,6 +501,8 @@ void bind_op_tables(py::module_& m) {
       py::arg("TRUE") = int(Assume::True), py::arg("FALSE") = int(Assume::False),
       py::arg("RANDOM_INDICES") = int(Assume::RandomIndices), py::arg("SAME_IS_EQUAL") = int(Assume::SameIsEqual),
       py::arg("COMPARE_INFINITY") = int(Assume::CompareInfinity));
+  m.attr("SAMPLES") = py::dict(py::arg("ANY") = int(Sample::Any), py::arg("POSITIVE") = int(Sample::Positive),
+                               py::arg("UNIT") = int(Sample::Unit));
 }
 
 void bind_memory(py::module_& m) {
@@ -587,17 +589,55 @@ void bind_graphs(py::module_& m) {
   });
 }
 
+// Computing a value may wait for another thread, which may need Python's lock.
+template <class Read>
+auto without_python(Read read) {
+  py::gil_scoped_release released;
+  return read();
+}
+
 void bind_values(py::module_& m) {
   m.def("is_known", &is_known);
   m.def("host_value", [](const at::Tensor& tensor) -> py::object {
-    auto value = host_value(tensor);
-    return value ? py::cast(value->clone()) : py::none();
+    auto value = without_python([&] {
+      auto found = host_value(tensor);
+      return found ? std::optional(found->clone()) : std::nullopt;
+    });
+    return value ? py::cast(*value) : py::none();
   });
-  m.def("remember", &remember);
-  m.def("remember_parts", &remember_parts);
+  m.def("read_value", [](const at::Tensor& tensor) -> py::object {
+    auto reading = without_python([&] { return read(tensor); });
+    return reading ? py::make_tuple(reading->value, reading->made_up) : py::object(py::none());
+  });
+  m.def("remember", &remember, py::arg("tensor"), py::arg("host"), py::arg("made_up") = false);
+  m.def("follow",
+        [](const std::string& name, const std::vector<py::object>& given, const std::vector<at::Tensor>& outputs) {
+          const auto dot = name.find('.');
+          const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
+              name.substr(0, dot).c_str(), dot == std::string::npos ? "" : name.substr(dot + 1).c_str());
+          std::vector<IValue> arguments;
+          for (size_t i = 0; i < given.size(); i++)
+            arguments.push_back(torch::jit::toIValue(given[i], op.schema().arguments()[i].type()));
+          follow(op, arguments, outputs);
+        });
+  m.def("remember_parts", &remember_parts, py::arg("parts"), py::arg("hosts"), py::arg("made_up") = false);
   m.def("carry_objects", &carry_objects);
-  m.def("forget", &forget);
+  m.def("forget", [](const at::Tensor& tensor) { forget(tensor); });
   m.def("is_made_up", &is_made_up);
+  m.def("mark_made_up", &mark_made_up);
+  m.def("set_extreme", &set_extreme);
+  m.def("set_on_unknown", [](py::object callback) {
+    if (callback.is_none()) return set_on_unknown(nullptr);
+    auto* kept = callback.release().ptr();  // as long as the process lives
+    set_on_unknown(
+        [kept](const char* how, const at::Tensor& device, const at::Tensor& sample) -> std::optional<at::Scalar> {
+          py::gil_scoped_acquire gil;
+          py::object other = py::handle(kept)(how, device, sample);
+          if (other.is_none()) return std::nullopt;
+          if (py::isinstance<py::bool_>(other)) return at::Scalar(other.cast<bool>());
+          return at::Scalar(other.cast<double>());
+        });
+  });
 }
 
 void bind_recorder(py::module_& m) {

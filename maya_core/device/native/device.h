@@ -12,6 +12,7 @@
 
 #include "allocator.h"
 #include "trace.h"
+#include "value.h"
 
 namespace maya {
 
@@ -64,11 +65,11 @@ at::Generator& default_generator(int device);
 uint64_t draw_seed(const std::optional<at::Generator>& generator);
 
 // ---- memory ----
-struct Shadow {  // what is known about the values in an allocation
-  enum Kind : uint8_t { Unknown, Uniform, Dense };
-  Kind kind = Unknown;
-  at::ScalarType dtype = at::kByte;  // of a Uniform value
-  std::unique_ptr<char[]> bytes;     // Dense: the whole storage; Uniform: one element
+struct Shadow {  // what is known about the bytes of an allocation
+  enum Kind : uint8_t { Unknown, Fresh, Valued };
+  Kind kind = Unknown;          // Fresh: never written
+  Sample sample = Sample::Any;  // of an Unknown one
+  ValueRef value = {};          // of a Valued one
 };
 
 struct Allocation {

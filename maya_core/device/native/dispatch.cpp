@@ -49,7 +49,7 @@ struct Entry {
   std::vector<Return> returns;
   std::vector<Resize> resizes;
   Plan plan;
-  int64_t new_elements = 0;
+  NewTensors made;
   std::atomic<bool> host_cannot{false};
 };
 
@@ -287,7 +287,11 @@ std::unique_ptr<Entry> ask_meta(const c10::OperatorHandle& op, const std::string
       one.outputs.push_back({.kind = Output::Constant, .constant = value});
     }
     for (const auto& output : one.outputs)
-      if (output.kind == Output::New) entry->new_elements += c10::multiply_integers(output.sizes);
+      if (output.kind == Output::New) {
+        entry->made.elements += c10::multiply_integers(output.sizes);
+        entry->made.integral = entry->made.integral || at::isIntegralType(output.dtype, true);
+        entry->made.truth = entry->made.truth || output.dtype == at::kBool;
+      }
     entry->returns.push_back(std::move(one));
   }
   for (size_t i = 0; i < metas.clones.size(); i++) {
@@ -404,21 +408,14 @@ void allocate_outputs(const Entry& entry, const std::vector<TensorImpl*>& inputs
   }
 }
 
-void remember_results(const Entry& entry, HostRun how, const Stack& values, const Stack& results) {
-  auto one = [how](const Output& output, const at::Tensor& tensor, const at::Tensor& value) {
-    if (output.kind != Output::New || !tensor.defined() || !value.defined()) return;
-    if (how == HostRun::Exact && tensor.sizes() == value.sizes()) remember(tensor, value);
-    else if (how == HostRun::Uniform && value.numel() == 1) remember_uniform(tensor, value.item());
-  };
-  for (size_t i = 0; i < entry.returns.size() && i < values.size(); i++) {
-    const auto& spec = entry.returns[i];
-    if (spec.list) {
-      auto tensors = results[i].toTensorList(), known = values[i].toTensorList();
-      for (size_t j = 0; j < spec.outputs.size(); j++) one(spec.outputs[j], tensors.get(j), known.get(j));
-    } else if (results[i].isTensor() && values[i].isTensor()) {
-      one(spec.outputs[0], results[i].toTensor(), values[i].toTensor());
-    }
-  }
+Made new_tensors(const Entry& entry, const Stack& results) {
+  Made made;
+  int slot = 0;
+  for (size_t i = 0; i < entry.returns.size(); i++)
+    for (size_t j = 0; j < entry.returns[i].outputs.size(); j++, slot++)
+      if (entry.returns[i].outputs[j].kind == Output::New)
+        made.emplace_back(slot, entry.returns[i].list ? results[i].toTensorList().get(j) : results[i].toTensor());
+  return made;
 }
 
 int device_of(const Key& key, at::ArrayRef<IValue> arguments) {
@@ -480,18 +477,18 @@ struct Kernel final : c10::OperatorKernel {
     if (!entry) entry = entries.insert(hash, describe(op, *key.key, arguments, settings));
 
     apply_resizes(*entry, key->tensors);  // first, so that an empty out= tensor can be written on the host, too
-    Stack values;
-    HostRun host = HostRun::NotKnown;
-    if (traits.computable && !entry->host_cannot.load(std::memory_order_relaxed)) {
-      host = compute_on_host(op, traits, arguments, entry->new_elements, values);
-      if (host == HostRun::Failed) entry->host_cannot = true;
-    }
-    const bool known = host == HostRun::Exact || host == HostRun::Uniform;
+    Foreseen foreseen;
+    if (traits.computable && !entry->host_cannot.load(std::memory_order_relaxed))
+      foreseen = foresee(op, traits, arguments, entry->made);
     Stack results;
     allocate_outputs(*entry, key->tensors, results);
     launch(entry->plan);
-    if (known) remember_results(*entry, host, values, results);
-    else assume_outcome(traits, arguments, results);
+    if (foreseen.kind == Foreseen::Unknown) {
+      assume_outcome(traits, arguments, results, traits.sample == Sample::Any ? Made() : new_tensors(*entry, results));
+    } else if (const Made made = new_tensors(*entry, results); !remember_foreseen(foreseen, traits, arguments, made)) {
+      entry->host_cannot = true;
+      assume_outcome(traits, arguments, results, made);
+    }
     stack->resize(base);
     for (auto& result : results) stack->push_back(std::move(result));
   }
@@ -654,6 +651,8 @@ void record_call(const std::string& name, at::ArrayRef<IValue> arguments, at::Ar
     else if (step == Plan::LtWorkspace) ensure_blas_workspace(BlasLibrary::Lt, value);
   }
   launch(entry->plan);
+  for (const auto& value : returns)
+    if (value.isTensor() && value.toTensor().defined() && value.toTensor().is_cuda()) mark_written(value.toTensor());
 }
 
 }  // namespace maya

@@ -311,6 +311,7 @@ void install(DeviceConfig wanted, const std::vector<std::string>& cuda_ops,
              const std::vector<std::string>& sparse_ops) {
   TORCH_CHECK(!is_installed, "the emulated device is installed already");
   the_settings = parse_allocator_settings(wanted.allocator_conf);
+  forget_samples();
   the_config = std::move(wanted);
   grow(the_config.count);
   this_device = 0;

@@ -25,14 +25,18 @@ at::ScalarType or_default(std::optional<at::ScalarType> dtype) {
 Tensor empty(IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
              std::optional<c10::Device> device, std::optional<bool>, std::optional<at::MemoryFormat> format) {
   OnDevice on(device_index(device));
-  return Tensor(at::detail::empty_generic(sizes, device_allocator(), c10::DispatchKeySet(c10::DispatchKey::CUDA),
-                                          or_default(dtype), format));
+  Tensor made(at::detail::empty_generic(sizes, device_allocator(), c10::DispatchKeySet(c10::DispatchKey::CUDA),
+                                        or_default(dtype), format));
+  mark_fresh(made);
+  return made;
 }
 
 Tensor empty_strided(IntArrayRef sizes, IntArrayRef strides, std::optional<at::ScalarType> dtype,
                      std::optional<at::Layout>, std::optional<c10::Device> device, std::optional<bool>) {
   OnDevice on(device_index(device));
-  return new_tensor(sizes, strides, or_default(dtype));
+  Tensor made = new_tensor(sizes, strides, or_default(dtype));
+  mark_fresh(made);
+  return made;
 }
 
 // A copy between host and device is a plain memcpy only if both sides have the same layout in memory.
@@ -44,24 +48,13 @@ bool needs_staging(const Tensor& to, const Tensor& from) {
   return to.strides() != from.strides() || !to.is_non_overlapping_and_dense();
 }
 
-void move_values(const Tensor& to, const Tensor& from) {
-  if (auto value = from.is_cuda() ? host_value(from) : std::optional(from)) {
-    const bool uniform =
-        from.is_cuda() && value->numel() > 1 && int64_t(value->storage().nbytes()) == value->element_size();
-    if (uniform) remember_uniform(to, value->flatten()[0].item());
-    else remember(to, *value);
-  } else {
-    forget(to);
-  }
-}
-
 Tensor& copy_(Tensor& to, const Tensor& from, bool non_blocking) {
   if (to.numel() == 0 || to.is_same(from)) return to;
   const bool on_device = to.is_cuda() && from.is_cuda();
   OnDevice on(on_device || !to.is_cuda() ? from.device().index() : to.device().index());
   if (on_device) {
     record_call("aten::copy_", {to, from}, {});
-    move_values(to, from.sizes() == to.sizes() ? from : from.expand(to.sizes()));
+    copy_value(to, from.sizes() == to.sizes() ? from : from.expand(to.sizes()));
     return to;
   }
   if (needs_staging(to, from)) {  // as in ATen: convert and pack on the source's side, copy, unpack on the target's
@@ -73,7 +66,7 @@ Tensor& copy_(Tensor& to, const Tensor& from, bool non_blocking) {
   }
   record_call("aten::copy_", {to, from}, {});
   if (!non_blocking) synchronize_stream(current_device(), current_stream(current_device()));
-  if (to.is_cuda()) move_values(to, from);
+  if (to.is_cuda()) copy_value(to, from);
   else read_to_host(to, from);
   return to;
 }
@@ -97,8 +90,7 @@ at::Scalar local_scalar_dense(const Tensor& self) {
   OnDevice on(self.device().index());
   record_call("aten::_local_scalar_dense", {self}, {});
   synchronize_stream(current_device(), current_stream(current_device()));
-  if (auto value = host_value(self)) return value->item();
-  return plausible(self.scalar_type());
+  return read_item(self);
 }
 
 bool equal(const Tensor& self, const Tensor& other) {
@@ -106,8 +98,7 @@ bool equal(const Tensor& self, const Tensor& other) {
   OnDevice on(self.device().index());
   record_call("aten::equal", {self, other}, {});
   synchronize_stream(current_device(), current_stream(current_device()));
-  auto mine = host_value(self), theirs = host_value(other);
-  return !mine || !theirs || mine->equal(*theirs);
+  return has_equal_value(self, other);
 }
 
 void record_stream(Tensor& self, c10::Stream stream) {

@@ -210,15 +210,7 @@ void resize_storage(c10::StorageImpl* storage, int64_t bytes) {
   auto* from = allocation_of(storage->_mutable_data_ptr_no_checks());
   auto* to = allocation_of(fresh);
   const int64_t had = storage->nbytes();
-  if (from && to && from->shadow.kind == Shadow::Uniform) {
-    // A larger storage has elements that were not copied, so it is no longer uniform.
-    if (bytes <= had) to->shadow = std::move(from->shadow);
-  } else if (from && to && from->shadow.kind == Shadow::Dense &&
-             bytes <= 8 * exchange_limit(at::kByte)) {  // the contents of the new part are arbitrary
-    to->shadow.kind = Shadow::Dense;
-    to->shadow.bytes = std::make_unique<char[]>(bytes);
-    std::copy_n(from->shadow.bytes.get(), std::min(had, bytes), to->shadow.bytes.get());
-  }
+  if (to) to->shadow = resized(from ? std::move(from->shadow) : Shadow{Shadow::Fresh}, had, bytes);
   storage->set_data_ptr_noswap(std::move(fresh));
   storage->set_nbytes(bytes);
 }

@@ -1,14 +1,12 @@
 #include "values.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/zeros.h>
 
 #include <mutex>
-#include <random>
 #include <unordered_map>
 
 namespace maya {
@@ -16,51 +14,19 @@ namespace {
 
 using c10::IValue;
 
-// Hides host arithmetic on shadows from autograd, autocast and any mode that the program has switched on.
-struct OnHost {
-  c10::impl::ExcludeDispatchKeyGuard guard{
-      c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
-      c10::DispatchKeySet(
-          {c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, c10::DispatchKey::PythonDispatcher})};
-};
+// Elements. What rests on unknown data is followed where programs look at it: booleans and integers, reductions, and
+// anything small. The rest of it is one new unknown after another, so that it costs nothing.
+constexpr int64_t kAtOnce = 1 << 12, kSmall = 1 << 13, kReduced = 1 << 20, kCompared = 1 << 28, kSearched = 1 << 25;
+constexpr int64_t kMostHostArgument = 1 << 20;
+constexpr int kDeepestMadeUp = 32;
 
 bool exact(at::ScalarType dtype) { return at::isIntegralType(dtype, true); }
 
 thread_local bool carrying_objects = false;
 
-int64_t known_limit(at::ScalarType dtype) {
-  if (carrying_objects && dtype == at::kByte) return kKnownObjects;
-  return exact(dtype) ? kKnownIntegers : kKnownFloats;
-}
-
 bool covers_storage(const at::Tensor& tensor) {
   return tensor.storage_offset() == 0 && tensor.is_non_overlapping_and_dense() &&
          tensor.numel() * int64_t(tensor.element_size()) == int64_t(tensor.storage().nbytes());
-}
-
-at::Tensor view_of_bytes(char* bytes, const at::Tensor& like) {
-  const auto options = at::TensorOptions().dtype(like.scalar_type());
-  const int64_t elements = like.storage().nbytes() / like.element_size();
-  auto view = at::from_blob(bytes, {elements}, options).as_strided(like.sizes(), like.strides(), like.storage_offset());
-  if (like.is_conj()) view = view._conj();
-  if (like.is_neg()) view = view._neg_view();
-  return view;
-}
-
-at::Tensor uniform_element(const Shadow& shadow) {
-  return at::from_blob(shadow.bytes.get(), {}, at::TensorOptions().dtype(shadow.dtype));
-}
-
-// The tensor's values, for the host to change in place; makes a Uniform shadow Dense.
-at::Tensor writable_value(const at::Tensor& tensor, Shadow& shadow) {
-  if (shadow.kind == Shadow::Uniform) {
-    const auto element = uniform_element(shadow).clone();
-    shadow.bytes = std::make_unique<char[]>(tensor.storage().nbytes());
-    shadow.kind = Shadow::Dense;
-    const int64_t elements = tensor.storage().nbytes() / element.element_size();
-    at::from_blob(shadow.bytes.get(), {elements}, element.options()).copy_(element.expand({elements}));
-  }
-  return view_of_bytes(shadow.bytes.get(), tensor);
 }
 
 Shadow* shadow_of(const at::Tensor& tensor) {
@@ -68,17 +34,23 @@ Shadow* shadow_of(const at::Tensor& tensor) {
   return allocation ? &allocation->shadow : nullptr;
 }
 
-bool uniform_and_same_type(const Shadow& shadow, const at::Tensor& tensor) {
-  return shadow.kind == Shadow::Uniform && shadow.dtype == tensor.scalar_type() && !tensor.is_conj() &&
-         !tensor.is_neg();
+void set(Shadow& shadow, ValueRef value) { shadow = {Shadow::Valued, Sample::Any, std::move(value)}; }
+
+// The value of the tensor's storage. Unknown data get a sample, which they keep.
+const ValueRef& value_of(const at::Tensor& tensor, Shadow& shadow) {
+  if (shadow.kind == Shadow::Fresh) set(shadow, uniform_value(tensor.scalar_type(), 0));
+  if (shadow.kind == Shadow::Unknown) set(shadow, sampled_value(tensor.scalar_type(), shadow.sample));
+  return shadow.value;
 }
 
-// Host kernels rely on the strides of their arguments, so a uniform value gets the layout of its tensor.
-at::Tensor laid_out(const at::Tensor& tensor, const at::Tensor& value) {
-  if (value.strides() == tensor.strides() || tensor.numel() == 0) return value;
-  const auto bytes = at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.element_size());
-  auto memory = at::empty({int64_t(bytes / tensor.element_size())}, value.options());
-  return memory.copy_(value.flatten()[0].expand(memory.sizes())).as_strided(tensor.sizes(), tensor.strides(), 0);
+bool is_uniform(const Shadow& shadow, const at::Tensor& tensor) {
+  if (shadow.kind != Shadow::Valued || tensor.is_conj() || tensor.is_neg()) return false;
+  const auto* uniform = shadow.value->uniform();
+  return uniform && uniform->dtype == tensor.scalar_type();
+}
+
+bool unknown(const Shadow& shadow) {
+  return shadow.kind == Shadow::Unknown || (shadow.kind == Shadow::Valued && shadow.value->made_up);
 }
 
 template <class Visit>
@@ -94,10 +66,10 @@ bool each_tensor(const IValue& value, Visit visit) {  // stops at false
   return true;
 }
 
-// The arguments of the op with every device tensor replaced by the result of `map`.
+// The arguments of the op on the host, with every tensor replaced by the result of `map`.
 template <class Map>
 IValue map_tensors(const IValue& value, Map map) {
-  auto one = [&](const at::Tensor& tensor) { return tensor.defined() && tensor.is_cuda() ? map(tensor) : tensor; };
+  auto one = [&](const at::Tensor& tensor) { return tensor.defined() ? map(tensor) : tensor; };
   if (value.isTensor()) return one(value.toTensor());
   if (value.isTensorList()) {
     c10::List<at::Tensor> mapped;
@@ -115,62 +87,6 @@ IValue map_tensors(const IValue& value, Map map) {
     return mapped;
   }
   return value;
-}
-
-bool run(const c10::OperatorHandle& op, const ValueTraits& traits, torch::jit::Stack& stack) {
-  if (traits.random) {
-    for (size_t i = 0; i < stack.size(); i++) {
-      const auto& type = op.schema().arguments()[i].type();
-      const bool generator =
-          type->kind() == c10::TypeKind::GeneratorType ||
-          (type->kind() == c10::TypeKind::OptionalType &&
-           type->castRaw<c10::OptionalType>()->getElementType()->kind() == c10::TypeKind::GeneratorType);
-      if (!generator) continue;
-      std::optional<at::Generator> given;
-      if (stack[i].isGenerator()) given = stack[i].toGenerator();
-      if (given && given->device().is_cpu()) continue;
-      stack[i] = at::make_generator<at::CPUGeneratorImpl>(draw_seed(given));
-    }
-  }
-  try {
-    op.callBoxed(&stack);
-    return true;
-  } catch (const std::exception&) {
-    return false;  // no host kernel for this dtype or op: the outcome is unknown, as it is for large tensors
-  }
-}
-
-void fill_random_indices(const at::Tensor& indices, int64_t dim, int64_t choices) {
-  if (indices.numel() == 0 || indices.numel() > kKnownIntegers || choices <= 0 || indices.scalar_type() != at::kLong)
-    return forget(indices);
-  auto host = at::empty(indices.sizes(), at::TensorOptions().dtype(at::kLong));
-  const bool independent = dim < 0 || indices.dim() == 0;  // one index per row of the input
-  auto rows =
-      independent ? host.view({-1, 1}) : at::empty({host.numel() / host.size(dim), host.size(dim)}, host.options());
-  const int64_t per_row = rows.size(1);
-  std::mt19937_64 random(draw_seed(std::nullopt));
-  std::vector<int64_t> deck;
-  auto* out = rows.data_ptr<int64_t>();
-  for (int64_t row = 0; row < rows.size(0); row++, out += per_row) {
-    if (per_row == 1) {
-      out[0] = random() % choices;
-      continue;
-    }
-    if (per_row > choices) {
-      for (int64_t j = 0; j < per_row; j++) out[j] = random() % choices;
-      continue;
-    }
-    if (int64_t(deck.size()) != choices) {
-      deck.resize(choices);
-      for (int64_t j = 0; j < choices; j++) deck[j] = j;
-    }
-    for (int64_t j = 0; j < per_row; j++) {
-      std::swap(deck[j], deck[j + random() % (choices - j)]);
-      out[j] = deck[j];
-    }
-  }
-  if (!independent) host.movedim(dim, -1).copy_(rows.view(host.movedim(dim, -1).sizes()));
-  remember(indices, host);
 }
 
 std::unordered_map<std::string, OpValues>& values_by_op() {
@@ -204,113 +120,343 @@ MadeUp& made_up() {
   return *instance;
 }
 
+OnUnknown& on_unknown() {
+  static auto* callback = new OnUnknown;
+  return *callback;
+}
+
+// The copy of `from` into a part of a storage. Layouts of host tensors begin where their data do.
+void copy_into_part(const at::Tensor& to, Shadow& shadow, ValueRef from, Layout layout) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
+  auto recipe = c10::make_intrusive<Recipe>(op);
+  recipe->arguments = {operand_place(), operand_place(), false};
+  recipe->operands.push_back({value_of(to, shadow), Layout(to), true});
+  recipe->operands.push_back({std::move(from), std::move(layout), false});
+  recipe->cost = double(to.storage().nbytes() / to.element_size());
+  recipe->made_up = recipe->operands[0].value->made_up || recipe->operands[1].value->made_up;
+  auto value = result_of(recipe, ~0);
+  if (value->depth > kDeepest && !compute(*recipe)) return forget(to);
+  if (recipe->cost <= kAtOnce && recipe->operands[0].value->ready() && compute(*recipe)) value = result_of(recipe, ~0);
+  set(shadow, std::move(value));
+}
+
+struct Inputs {
+  int64_t elements = 0;
+  double product = 1;
+  bool all_known = true, integral_unknown = false, numbers = false, all_uniform = true, ready = true, usable = true;
+};
+
+void add(Inputs& found, const at::Tensor& tensor, const ValueTraits& traits, size_t argument) {
+  const bool written = traits.written[argument], only_written = traits.only_written[argument];
+  if (!tensor.is_cuda()) {
+    found.usable = tensor.is_cpu() && !written;
+    found.elements += tensor.numel();
+    found.all_uniform = found.all_uniform && tensor.numel() <= 1;
+    return;
+  }
+  if (tensor.layout() != at::kStrided ||
+      (traits.heavy && tensor.scalar_type() != at::kFloat && tensor.scalar_type() != at::kDouble)) {
+    found.usable = false;
+    return;
+  }
+  found.product *= double(std::max<int64_t>(1, tensor.numel()));
+  found.numbers = found.numbers || tensor.scalar_type() != at::kBool;
+  // a tensor that is written is remembered as a whole storage
+  found.elements += written ? int64_t(tensor.storage().nbytes() / tensor.element_size()) : tensor.numel();
+  if (tensor.numel() == 0) return;
+  const auto* shadow = shadow_of(tensor);
+  if (!shadow) {
+    found.usable = false;
+    return;
+  }
+  if (only_written && covers_storage(tensor)) return;
+  found.all_uniform =
+      found.all_uniform && (shadow->kind == Shadow::Fresh || is_uniform(*shadow, tensor)) && !unknown(*shadow);
+  if (shadow->kind == Shadow::Valued && !shadow->value->ready()) found.ready = false;
+  if (unknown(*shadow)) {
+    found.all_known = false;
+    found.integral_unknown = found.integral_unknown || exact(tensor.scalar_type());
+  }
+}
+
+// Whether a result that rests on unknown data is followed.
+bool is_followed(const ValueTraits& traits, const Inputs& inputs, NewTensors made) {
+  if (traits.random || traits.heavy || traits.lists) return false;
+  if (traits.assume == Assume::True || traits.assume == Assume::False || traits.assume == Assume::AllFinite)
+    return false;
+  const int64_t elements = inputs.elements + made.elements;
+  // Masks are uniform at an extreme. A single truth value decides where the program goes on, which stays the same.
+  if (extreme() && traits.pointwise && made.truth && made.elements > 1 && inputs.numbers) return false;
+  if (traits.assume == Assume::RandomIndices) return elements <= kSearched;
+  if (made.integral || inputs.integral_unknown) return elements <= kCompared;
+  return elements <= (made.elements && made.elements * 16 <= inputs.elements ? kReduced : kSmall);
+}
+
+// x == x and x == inf of unknown data need no sample, and training is assumed to go well.
+std::optional<bool> assumed_comparison(const ValueTraits& traits, at::ArrayRef<IValue> arguments) {
+  if (traits.assume != Assume::SameIsEqual && traits.assume != Assume::CompareInfinity) return std::nullopt;
+  const bool equal = traits.assume == Assume::SameIsEqual;
+  const at::Tensor& self = arguments[0].toTensor();
+  if (exact(self.scalar_type())) return std::nullopt;
+  if (arguments[1].isTensor()) {
+    if (arguments[1].toTensor().is_same(self)) return equal;
+  } else if (arguments[1].isDouble() && !std::isfinite(arguments[1].toDouble())) {
+    return !equal;
+  }
+  return std::nullopt;
+}
+
+// One element of each argument stands for all. Sizes of one keep the number of dimensions, on which type promotion
+// depends.
+bool compute_one_element(const c10::OperatorHandle& op, const ValueTraits& traits, at::ArrayRef<IValue> arguments,
+                         std::vector<at::Tensor>& results) {
+  OnHost on_host;
+  std::vector<std::pair<at::Tensor, at::Tensor>> changed;
+  torch::jit::Stack stack;
+  for (size_t i = 0; i < arguments.size(); i++)
+    stack.push_back(map_tensors(arguments[i], [&](const at::Tensor& tensor) {
+      if (!tensor.is_cuda()) return tensor;
+      auto element = at::empty(std::vector<int64_t>(tensor.dim(), 1), at::TensorOptions().dtype(tensor.scalar_type()));
+      const auto* shadow = tensor.numel() ? shadow_of(tensor) : nullptr;
+      const auto* uniform = shadow && shadow->kind == Shadow::Valued ? shadow->value->uniform() : nullptr;
+      if (uniform) memcpy(element.mutable_data_ptr(), uniform->element.data(), element.element_size());
+      else element.zero_();
+      if (traits.written[i]) changed.emplace_back(tensor, element);
+      return element;
+    }));
+  try {
+    op.callBoxed(&stack);
+  } catch (const std::exception&) {
+    return false;  // the host has no kernel for this call
+  }
+  for (auto& [tensor, element] : changed) {
+    if (element.numel() != 1) return false;
+    remember_uniform(tensor, element.item());
+  }
+  results = flat(stack);
+  return true;
+}
+
+c10::intrusive_ptr<Recipe> write_recipe(const c10::OperatorHandle& op, const ValueTraits& traits,
+                                        at::ArrayRef<IValue> arguments) {
+  auto recipe = c10::make_intrusive<Recipe>(op);
+  recipe->heavy = traits.heavy;
+  bool usable = true;
+  std::vector<const Shadow*> written;
+  OnHost on_host;
+  auto host = [&](const at::Tensor& tensor) {  // the program may change a host tensor before the value is read
+    if (tensor.unsafeGetTensorImpl()->is_wrapped_number() || tensor.numel() == 0) return tensor;
+    usable = usable && tensor.numel() <= kMostHostArgument;
+    return usable ? tensor.clone() : tensor;
+  };
+  for (size_t i = 0; i < arguments.size(); i++)
+    recipe->arguments.push_back(map_tensors(arguments[i], [&](const at::Tensor& tensor) {
+      if (!tensor.is_cuda()) return host(tensor);
+      auto* shadow = shadow_of(tensor);
+      const bool read = shadow && !(traits.only_written[i] && covers_storage(tensor));
+      auto value = read ? value_of(tensor, *shadow) : uniform_value(tensor.scalar_type(), 0);
+      if (traits.written[i] && shadow) {  // two views of one storage would each miss what the other one writes
+        usable = usable && std::find(written.begin(), written.end(), shadow) == written.end();
+        written.push_back(shadow);
+      }
+      recipe->made_up = recipe->made_up || value->made_up;
+      recipe->operands.push_back({std::move(value), Layout(tensor), bool(traits.written[i])});
+      return operand_place();
+    }));
+  return usable ? recipe : c10::intrusive_ptr<Recipe>();
+}
+
+std::optional<at::Generator> generator_among(at::ArrayRef<IValue> arguments) {
+  for (const auto& argument : arguments)
+    if (argument.isGenerator()) return argument.toGenerator();
+  return std::nullopt;
+}
+
+// Unknown routing is spread evenly over its choices.
+void assume_indices(const ValueTraits& traits, at::ArrayRef<IValue> arguments, const at::Tensor& indices) {
+  auto* shadow = shadow_of(indices);
+  if (!shadow || indices.scalar_type() != at::kLong || !covers_storage(indices) || !indices.is_contiguous()) return;
+  const at::Tensor& self = arguments[0].toTensor();
+  int64_t dim = self.dim() - 1, choices = self.numel();
+  const bool over_all = traits.dim_argument >= 0 && arguments[traits.dim_argument].isNone();
+  if (traits.dim_argument >= 0 && !over_all) dim = arguments[traits.dim_argument].toInt();
+  if (dim < 0) dim += self.dim();
+  if (!over_all && self.dim() > 0) choices = self.size(dim);
+  if (choices <= 0) return;
+  const bool rows = indices.dim() == self.dim() && indices.dim() > 0;  // otherwise there is one index for each row
+  set(*shadow, sampled_indices(choices, rows ? indices.size(dim) : 1, rows ? indices.stride(dim) : 1));
+}
+
 }  // namespace
 
 bool is_known(const at::Tensor& tensor) {
   if (!tensor.is_cuda() || tensor.numel() == 0) return true;
   const auto* shadow = shadow_of(tensor);
-  return shadow && (shadow->kind == Shadow::Dense || uniform_and_same_type(*shadow, tensor));
+  return shadow && shadow->kind == Shadow::Valued && !shadow->value->made_up;
+}
+
+std::optional<Reading> read(const at::Tensor& tensor) {
+  OnHost on_host;
+  if (tensor.numel() == 0)
+    return Reading{at::empty(tensor.sizes(), at::TensorOptions().dtype(tensor.scalar_type())), false};
+  auto* shadow = shadow_of(tensor);
+  if (!shadow) return std::nullopt;
+  const int64_t elements = tensor.storage().nbytes() / tensor.element_size();
+  const bool wide = elements > kMostElements || (shadow->kind == Shadow::Unknown && elements > kMostSampled);
+  if (wide && !(shadow->kind == Shadow::Fresh || is_uniform(*shadow, tensor))) return std::nullopt;
+  const ValueRef value = value_of(tensor, *shadow);
+  auto host = read_value(value, Layout(tensor));
+  return Reading{std::move(host), value->made_up};
 }
 
 std::optional<at::Tensor> host_value(const at::Tensor& tensor) {
-  OnHost on_host;
-  if (tensor.numel() == 0) return at::empty(tensor.sizes(), at::TensorOptions().dtype(tensor.scalar_type()));
-  auto* shadow = shadow_of(tensor);
-  if (!shadow) return std::nullopt;
-  if (shadow->kind == Shadow::Dense) return view_of_bytes(shadow->bytes.get(), tensor);
-  if (uniform_and_same_type(*shadow, tensor)) return uniform_element(*shadow).expand(tensor.sizes());
-  return std::nullopt;
+  if (tensor.numel() > 0 && !is_known(tensor)) return std::nullopt;
+  auto reading = read(tensor);
+  if (!reading || reading->made_up) return std::nullopt;
+  return reading->value;
 }
 
-void forget(const at::Tensor& tensor) {
-  if (auto* shadow = shadow_of(tensor)) *shadow = {};
-}
-
-void remember(const at::Tensor& tensor, const at::Tensor& host) {
-  auto* shadow = shadow_of(tensor);
-  if (!shadow) return;
-  OnHost on_host;
-  const bool whole = covers_storage(tensor);
-  const int64_t elements = tensor.storage().nbytes() / tensor.element_size();
-  if (elements > known_limit(tensor.scalar_type()) || (!whole && shadow->kind == Shadow::Unknown)) {
-    *shadow = {};
-    return;
+void forget(const at::Tensor& tensor, Sample sample) {
+  if (auto* shadow = shadow_of(tensor)) {
+    if (shadow->kind == Shadow::Valued) shadow->value.reset();
+    shadow->kind = Shadow::Unknown;
+    shadow->sample = covers_storage(tensor) ? sample : Sample::Any;
   }
-  if (whole || shadow->kind != Shadow::Dense) {
-    if (shadow->kind == Shadow::Uniform && !whole) {
-      if (!uniform_and_same_type(*shadow, tensor)) {
-        *shadow = {};
-        return;
-      }
-      writable_value(tensor, *shadow);
-    } else if (shadow->kind != Shadow::Dense) {
-      shadow->bytes = std::make_unique<char[]>(tensor.storage().nbytes());
-      shadow->kind = Shadow::Dense;
-    }
-  }
-  view_of_bytes(shadow->bytes.get(), tensor).copy_(host);
 }
 
-void remember_parts(const std::vector<at::Tensor>& parts, const std::vector<at::Tensor>& hosts) {
+void mark_fresh(const at::Tensor& tensor) {
+  if (auto* shadow = shadow_of(tensor)) shadow->kind = Shadow::Fresh;
+}
+
+void mark_written(const at::Tensor& tensor) {
+  if (auto* shadow = shadow_of(tensor); shadow && shadow->kind == Shadow::Fresh) shadow->kind = Shadow::Unknown;
+}
+
+void remember(const at::Tensor& tensor, const at::Tensor& host, bool made_up) {
+  auto* shadow = shadow_of(tensor);
+  if (!shadow || tensor.numel() == 0) return;
+  OnHost on_host;
+  auto matching = host.to(tensor.scalar_type()).expand(tensor.sizes());
+  if (covers_storage(tensor)) {
+    if (matching.strides() != tensor.strides() || matching.is_conj() || matching.is_neg())
+      matching = at::empty_strided(tensor.sizes(), tensor.strides(), matching.options()).copy_(matching);
+    return set(*shadow, host_data(matching, made_up));
+  }
+  if (unknown(*shadow) && !exact(tensor.scalar_type()) && tensor.numel() > kSmall) return forget(tensor);
+  matching = matching.contiguous();
+  Layout layout(matching);
+  layout.offset = 0;
+  layout.bytes = matching.nbytes();
+  copy_into_part(tensor, *shadow, host_data(matching, made_up), std::move(layout));
+}
+
+void remember_parts(const std::vector<at::Tensor>& parts, const std::vector<at::Tensor>& hosts, bool made_up) {
   auto* shadow = parts.empty() ? nullptr : shadow_of(parts[0]);
   int64_t bytes = 0;
   for (const auto& part : parts) bytes += shadow_of(part) == shadow ? int64_t(part.nbytes()) : 0;
-  const bool covered = shadow && shadow->kind == Shadow::Unknown && bytes == int64_t(parts[0].storage().nbytes()) &&
-                       bytes / int64_t(parts[0].element_size()) <= known_limit(parts[0].scalar_type());
-  if (covered) {
-    shadow->bytes = std::make_unique<char[]>(bytes);
-    shadow->kind = Shadow::Dense;
-  }
-  for (size_t i = 0; i < parts.size(); i++) remember(parts[i], hosts[i]);
+  if (shadow && bytes == int64_t(parts[0].storage().nbytes())) *shadow = {Shadow::Fresh};
+  for (size_t i = 0; i < parts.size(); i++) remember(parts[i], hosts[i], made_up);
 }
 
 void carry_objects(bool carry) { carrying_objects = carry; }
-int64_t exchange_limit(at::ScalarType dtype) { return exact(dtype) ? known_limit(dtype) : kExchangedFloats; }
+int64_t exchange_limit(at::ScalarType dtype) {
+  if (carrying_objects && dtype == at::kByte) return kExchangedObjects;
+  return exact(dtype) ? kExchangedIntegers : kExchangedFloats;
+}
 
 void remember_uniform(const at::Tensor& tensor, const at::Scalar& value) {
   auto* shadow = shadow_of(tensor);
   if (!shadow) return;
   OnHost on_host;
-  if (!covers_storage(tensor)) {
-    if (shadow->kind == Shadow::Unknown) return;
-    if (uniform_and_same_type(*shadow, tensor) &&
-        uniform_element(*shadow).equal(at::scalar_tensor(value, tensor.scalar_type())))
-      return;
-    const int64_t elements = tensor.storage().nbytes() / tensor.element_size();
-    if (elements > known_limit(tensor.scalar_type())) {
-      *shadow = {};
-      return;
-    }
-    if (shadow->kind == Shadow::Uniform && !uniform_and_same_type(*shadow, tensor)) {
-      *shadow = {};
-      return;
-    }
-    writable_value(tensor, *shadow).fill_(value);
-    return;
-  }
-  shadow->kind = Shadow::Uniform;
-  shadow->dtype = tensor.scalar_type();
-  shadow->bytes = std::make_unique<char[]>(16);
-  uniform_element(*shadow).fill_(value);
+  auto everywhere = uniform_value(tensor.scalar_type(), value);
+  if (covers_storage(tensor)) return set(*shadow, std::move(everywhere));
+  if (is_uniform(*shadow, tensor) && shadow->value->uniform()->element == everywhere->uniform()->element) return;
+  if (unknown(*shadow) && !exact(tensor.scalar_type()) && tensor.numel() > kSmall) return forget(tensor);
+  Layout layout;
+  layout.sizes = tensor.sizes();
+  layout.strides.resize(tensor.dim(), 0);
+  layout.bytes = tensor.element_size();
+  layout.dtype = tensor.scalar_type();
+  copy_into_part(tensor, *shadow, std::move(everywhere), std::move(layout));
 }
 
-at::Scalar plausible(at::ScalarType dtype) {
-  if (dtype == at::kBool) return false;
-  if (at::isFloatingType(dtype) || at::isComplexType(dtype)) return 1.0;
-  return 0;
+void copy_value(const at::Tensor& to, const at::Tensor& from) {
+  auto* shadow = shadow_of(to);
+  if (!shadow || to.numel() == 0) return;
+  if (from.is_cpu()) {
+    const bool made_up = is_made_up(from.storage());
+    if (made_up && !exact(from.scalar_type()) && from.numel() > kSmall) return forget(to);
+    if (to.scalar_type() == from.scalar_type() && to.strides() == from.strides() && covers_storage(to))
+      return set(*shadow, host_data(from, made_up));
+    return remember(to, from, made_up);
+  }
+  auto* source = shadow_of(from);
+  if (!source) return forget(to);
+  const bool whole = covers_storage(to);
+  if (is_uniform(*source, from) && to.scalar_type() == from.scalar_type())
+    return whole ? set(*shadow, source->value) : remember_uniform(to, read(from)->value.flatten()[0].item());
+  const bool followed = exact(to.scalar_type()) || exact(from.scalar_type()) || to.numel() <= kSmall;
+  if (unknown(*source) && (!followed || to.numel() > kCompared)) return forget(to, source->sample);
+  if (!whole && unknown(*shadow) && !followed) return forget(to);
+  if (whole && covers_storage(from) && to.scalar_type() == from.scalar_type() && to.strides() == from.strides() &&
+      !to.is_conj() && !from.is_conj() && !to.is_neg() && !from.is_neg()) {
+    const ValueRef same = value_of(from, *source);
+    return set(*shadow, same);
+  }
+  if (whole && shadow->kind != Shadow::Fresh) *shadow = {Shadow::Fresh};
+  const ValueRef value = value_of(from, *source);
+  copy_into_part(to, *shadow, value, Layout(from));
+}
+
+Shadow resized(Shadow shadow, int64_t had, int64_t bytes) {
+  if (had == 0) return {Shadow::Fresh};
+  if (shadow.kind != Shadow::Valued) return shadow;
+  if (bytes <= had && shadow.value->uniform()) return shadow;
+  if (bytes > 8 * exchange_limit(at::kByte)) return {Shadow::Unknown};
+  Layout layout;  // the contents of the new part are arbitrary
+  layout.sizes = {had};
+  layout.strides = {1};
+  layout.bytes = had;
+  auto value = read_value(shadow.value, layout);
+  OnHost on_host;
+  auto grown = at::zeros({bytes}, value.options());
+  grown.narrow(0, 0, std::min(had, bytes)).copy_(value.narrow(0, 0, std::min(had, bytes)));
+  return {Shadow::Valued, Sample::Any, host_data(grown, shadow.value->made_up)};
+}
+
+void set_on_unknown(OnUnknown callback) { on_unknown() = std::move(callback); }
+
+at::Scalar read_item(const at::Tensor& tensor) {
+  auto reading = read(tensor);
+  if (!reading) return 0;
+  auto item = reading->value.item();
+  if (!reading->made_up || !on_unknown()) return item;
+  if (auto other = on_unknown()("item", tensor, reading->value)) {
+    remember(tensor, at::scalar_tensor(*other, at::TensorOptions().dtype(tensor.scalar_type())), true);
+    return read(tensor)->value.item();
+  }
+  return item;
+}
+
+bool has_equal_value(const at::Tensor& one, const at::Tensor& other) {
+  const bool unknown_numbers = !exact(one.scalar_type()) && !(is_known(one) && is_known(other));
+  if (unknown_numbers && one.numel() > kSmall) return true;
+  const auto mine = read(one), theirs = read(other);
+  return !mine || !theirs || mine->value.equal(theirs->value);
 }
 
 void read_to_host(const at::Tensor& host, const at::Tensor& device) {
+  auto reading = read(device);
   OnHost on_host;
-  if (auto value = host_value(device)) {
-    host.copy_(*value);
-    return;
-  }
-  host.fill_(plausible(host.scalar_type()));
-  made_up().add(host.storage());
+  if (reading) host.copy_(reading->value);
+  else host.zero_();
+  if (reading && !reading->made_up) return;
+  mark_made_up(host.storage());
+  if (reading && on_unknown()) on_unknown()("copy", device, reading->value);
 }
 
 bool is_made_up(const c10::Storage& host) { return made_up().has(host); }
+void mark_made_up(const c10::Storage& host) { made_up().add(host); }
 
 void set_op_values(std::unordered_map<std::string, OpValues> table) { values_by_op() = std::move(table); }
 
@@ -334,6 +480,8 @@ ValueTraits value_traits(const c10::OperatorHandle& op) {
   traits.random = op.hasTag(at::Tag::nondeterministic_seeded);
   traits.heavy = declared.heavy;
   traits.assume = declared.assume;
+  traits.sample = declared.sample;
+  traits.lists = name.starts_with("_foreach_");
   bool takes_generator = false;
   for (const auto& argument : schema.arguments()) {
     const bool written = argument.alias_info() && argument.alias_info()->isWrite();
@@ -343,123 +491,120 @@ ValueTraits value_traits(const c10::OperatorHandle& op) {
     takes_generator = takes_generator || contains(argument.type()->str(), "Generator");
   }
   // Without a generator of its own, a host kernel would advance the program's CPU generator.
-  traits.computable = !(traits.random && !takes_generator) && full.starts_with("aten::") && !contains(name, "cudnn") &&
-                      !contains(name, "_fused_");
+  const bool on_host = op.hasKernelForDispatchKey(c10::DispatchKey::CPU) ||
+                       op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
+                       op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional) ||
+                       op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+  traits.computable = on_host && !(traits.random && !takes_generator) && full.starts_with("aten::") &&
+                      !contains(name, "cudnn") && !contains(name, "_fused_");
   return traits;
 }
 
-HostRun compute_on_host(const c10::OperatorHandle& op, const ValueTraits& traits, at::ArrayRef<IValue> arguments,
-                        int64_t new_elements, torch::jit::Stack& results) {
-  int64_t elements = new_elements;
-  bool floats = false, all_uniform = true;
+Foreseen foresee(const c10::OperatorHandle& op, const ValueTraits& traits, at::ArrayRef<IValue> arguments,
+                 NewTensors made) {
+  Inputs inputs;
   for (size_t i = 0; i < arguments.size(); i++) {
-    const bool only_written = traits.only_written[i], written = traits.written[i];
-    const bool all_known = each_tensor(arguments[i], [&](const at::Tensor& tensor) {
-      if (!tensor.is_cuda()) {
-        elements += tensor.numel();
-        return tensor.is_cpu();
-      }
-      if (tensor.layout() != at::kStrided) return false;
-      if (!only_written && !is_known(tensor)) return false;
-      if (only_written && !is_known(tensor) && !covers_storage(tensor)) return false;
-      if (traits.heavy && tensor.scalar_type() != at::kFloat && tensor.scalar_type() != at::kDouble) return false;
-      const auto* shadow = shadow_of(tensor);
-      all_uniform =
-          all_uniform && (only_written || tensor.numel() <= 1 || (shadow && uniform_and_same_type(*shadow, tensor)));
-      floats = floats || !exact(tensor.scalar_type());
-      // a tensor that is written in place is remembered as a whole storage
-      elements +=
-          written && tensor.has_storage() ? int64_t(tensor.storage().nbytes() / tensor.element_size()) : tensor.numel();
-      return true;
+    const bool going_on = each_tensor(arguments[i], [&](const at::Tensor& tensor) {
+      add(inputs, tensor, traits, i);
+      return inputs.usable && (inputs.all_known || !(traits.lists || traits.heavy));
     });
-    if (!all_known) return HostRun::NotKnown;
+    if (!going_on) return {};
   }
-  OnHost on_host;
-  const int64_t limit = traits.heavy ? 4096 : floats ? kKnownFloats : kKnownIntegers;
-  torch::jit::Stack stack;
-  stack.reserve(arguments.size());
-  if (elements <= limit) {
-    for (size_t i = 0; i < arguments.size(); i++) {
-      stack.push_back(map_tensors(arguments[i], [&](const at::Tensor& tensor) {
-        if (!traits.written[i] || tensor.numel() == 0) return laid_out(tensor, *host_value(tensor));
-        auto& shadow = *shadow_of(tensor);
-        if (shadow.kind == Shadow::Unknown) {
-          shadow.bytes = std::make_unique<char[]>(tensor.storage().nbytes());
-          shadow.kind = Shadow::Dense;
-        }
-        return writable_value(tensor, shadow);
-      }));
+  Foreseen foreseen;
+  if (inputs.all_known) {
+    if (traits.pointwise && inputs.all_uniform && !traits.random) {
+      if (compute_one_element(op, traits, arguments, foreseen.elements)) foreseen.kind = Foreseen::Everywhere;
+      return foreseen;
     }
-    if (!run(op, traits, stack)) return HostRun::Failed;
-    results = std::move(stack);
-    return HostRun::Exact;
+    if (inputs.elements + made.elements > kMostElements) return {};
+  } else if (!is_followed(traits, inputs, made) || assumed_comparison(traits, arguments)) {
+    return {};
   }
-  if (traits.pointwise && all_uniform) {
-    // One element of each represents all. Sizes of one keep the number of dimensions, on which type promotion depends.
-    std::vector<std::pair<at::Tensor, at::Tensor>> changed;
-    for (size_t i = 0; i < arguments.size(); i++) {
-      stack.push_back(map_tensors(arguments[i], [&](const at::Tensor& tensor) {
-        std::vector<int64_t> ones(tensor.dim(), 1);
-        auto known = host_value(tensor);
-        auto element = at::empty(ones, at::TensorOptions().dtype(tensor.scalar_type()));
-        if (known && tensor.numel() > 0) element.copy_(known->as_strided(ones, std::vector<int64_t>(tensor.dim(), 0)));
-        if (traits.written[i]) changed.emplace_back(tensor, element);
-        return element;
-      }));
-    }
-    if (!run(op, traits, stack)) return HostRun::Failed;
-    for (auto& [tensor, element] : changed) {
-      if (element.numel() != 1) return HostRun::NotKnown;
-      remember_uniform(tensor, element.item());
-    }
-    results = std::move(stack);
-    return HostRun::Uniform;
+  const double cost = traits.heavy ? cost_of_product(inputs.product * std::max<int64_t>(1, made.elements))
+                                   : double(inputs.elements + made.elements) * (traits.random ? 8 : 1);
+  if (cost > kMostCost) return {};
+  foreseen.recipe = write_recipe(op, traits, arguments);
+  if (!foreseen.recipe) return {};
+  auto& recipe = *foreseen.recipe;
+  recipe.cost = cost;
+  if (traits.random) recipe.seed = draw_seed(generator_among(arguments));
+  int depth = 0;
+  double below = 0;
+  for (const auto& operand : recipe.operands) {
+    depth = std::max(depth, operand.value->depth);
+    below = std::max(below, operand.value->cost);
   }
-  return HostRun::NotKnown;
+  if (below + cost > kMostCost) return {};
+  const bool too_deep = depth >= (recipe.made_up ? kDeepestMadeUp : kDeepest);
+  if (too_deep && recipe.made_up && !(made.integral || inputs.integral_unknown)) return {};
+  foreseen.at_once = too_deep || (inputs.ready && inputs.all_known && inputs.elements + made.elements <= kAtOnce);
+  foreseen.kind = Foreseen::ByRecipe;
+  return foreseen;
 }
 
-void assume_outcome(const ValueTraits& traits, at::ArrayRef<IValue> arguments, at::ArrayRef<IValue> returns) {
+bool remember_foreseen(Foreseen& foreseen, const ValueTraits& traits, at::ArrayRef<IValue> arguments,
+                       const Made& made) {
+  if (foreseen.kind == Foreseen::Everywhere) {
+    for (const auto& [slot, tensor] : made) {
+      const auto& value = foreseen.elements.at(slot);
+      if (value.defined() && value.numel() == 1 && tensor.numel() > 0) remember_uniform(tensor, value.item());
+    }
+    return true;
+  }
+  auto& recipe = foreseen.recipe;
+  for (const auto& [slot, tensor] : made)
+    if (tensor.numel() > 0) recipe->results.emplace_back(slot, Layout(tensor));
+  if (foreseen.at_once && !compute(*recipe)) return false;
+  for (const auto& [slot, tensor] : made)
+    if (auto* shadow = tensor.numel() > 0 ? shadow_of(tensor) : nullptr) set(*shadow, result_of(recipe, slot));
+  int operand = 0;
+  for (size_t i = 0; i < arguments.size(); i++)
+    each_tensor(arguments[i], [&](const at::Tensor& tensor) {
+      if (!tensor.is_cuda()) return true;
+      const int slot = ~operand++;
+      if (!traits.written[i]) return true;
+      if (auto* shadow = tensor.numel() > 0 ? shadow_of(tensor) : nullptr) set(*shadow, result_of(recipe, slot));
+      return true;
+    });
+  return true;
+}
+
+void assume_outcome(const ValueTraits& traits, at::ArrayRef<IValue> arguments, at::ArrayRef<IValue> returns,
+                    const Made& made) {
   for (size_t i = 0; i < arguments.size(); i++) {
     if (!traits.written[i]) continue;
     if (traits.assume == Assume::AllFinite && i == 1)
       continue;  // found_inf keeps its value: training is assumed to go well
-    each_tensor(arguments[i], [](const at::Tensor& tensor) {
-      if (tensor.is_cuda()) forget(tensor);
+    each_tensor(arguments[i], [&](const at::Tensor& tensor) {
+      if (tensor.is_cuda()) forget(tensor, traits.sample);
       return true;
     });
   }
+  if (traits.sample != Sample::Any)
+    for (const auto& [slot, tensor] : made) forget(tensor, traits.sample);
   if (traits.assume == Assume::Nothing || traits.assume == Assume::AllFinite || returns.empty() ||
       !returns[0].isTensor())
     return;
   const at::Tensor& result = returns.back().toTensor();
-  if (!result.defined() || !result.is_cuda()) return;
-  OnHost on_host;
+  if (!result.defined() || !result.is_cuda() || result.numel() == 0) return;
   switch (traits.assume) {
-    case Assume::True: remember_uniform(result, true); break;
-    case Assume::False: remember_uniform(result, false); break;
-    case Assume::SameIsEqual:        // x == x, x == inf
-    case Assume::CompareInfinity: {  // x != inf
-      const bool equal = traits.assume == Assume::SameIsEqual;
-      const at::Tensor& self = arguments[0].toTensor();
-      if (arguments[1].isTensor()) {
-        if (arguments[1].toTensor().is_same(self)) remember_uniform(result, equal);
-      } else if (arguments[1].isDouble() && !std::isfinite(arguments[1].toDouble())) {
-        remember_uniform(result, !equal);
-      }
-      break;
-    }
-    case Assume::RandomIndices: {
-      const at::Tensor& self = arguments[0].toTensor();
-      int64_t dim = self.dim() - 1, choices = self.numel();
-      const bool over_all = traits.dim_argument >= 0 && arguments[traits.dim_argument].isNone();
-      if (traits.dim_argument >= 0 && !over_all) dim = arguments[traits.dim_argument].toInt();
-      if (dim < 0) dim += self.dim();
-      if (!over_all && self.dim() > 0) choices = self.size(dim);
-      fill_random_indices(result, result.dim() == self.dim() ? dim : -1, choices);
-      break;
-    }
-    default: break;
+    case Assume::True: return remember_uniform(result, true);
+    case Assume::False: return remember_uniform(result, false);
+    case Assume::RandomIndices: return assume_indices(traits, arguments, result);
+    default:
+      if (auto outcome = assumed_comparison(traits, arguments)) remember_uniform(result, *outcome);
   }
+}
+
+void follow(const c10::OperatorHandle& op, at::ArrayRef<IValue> arguments, const std::vector<at::Tensor>& outputs) {
+  Foreseen foreseen{.kind = Foreseen::ByRecipe, .recipe = write_recipe(op, value_traits(op), arguments)};
+  if (!foreseen.recipe) return;
+  Made made;
+  for (const auto& output : outputs) made.emplace_back(int(made.size()), output);
+  for (const auto& argument : arguments)
+    each_tensor(argument,
+                [&](const at::Tensor& tensor) { return foreseen.recipe->cost += double(tensor.numel()), true; });
+  remember_foreseen(foreseen, value_traits(op), arguments, made);
 }
 
 }  // namespace maya

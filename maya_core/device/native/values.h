@@ -1,5 +1,6 @@
-// Value shadows: what the host knows about data on the device. Data from the host and small results computed from it
-// are known exactly; a tensor filled with one value is known at any size.
+// The values of device tensors. What came from the host is known at any size, and so is what is computed from it: an op
+// leaves a recipe, which the host computes when something reads the value. Data that nobody knows are read as a sample:
+// the same one at every reading, and for everything that is computed from it.
 #pragma once
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
@@ -11,24 +12,39 @@
 
 namespace maya {
 
-// Larger tensors are not remembered: programs branch on small ones or on integers.
-constexpr int64_t kKnownIntegers = 1 << 20, kKnownFloats = 1 << 16;
-constexpr int64_t kKnownObjects = 1 << 30;     // bytes of pickled objects that ranks exchange
-constexpr int64_t kExchangedFloats = 1 << 12;  // ranks exchange no more than this
+constexpr int64_t kExchangedIntegers = 1 << 20, kExchangedFloats = 1 << 12;  // ranks exchange no more than this
+constexpr int64_t kExchangedObjects = 1 << 30;                               // bytes of pickled objects
 
+struct Reading {
+  at::Tensor value;  // on the host; must not be written
+  bool made_up;      // rests on data that nobody knows
+};
 bool is_known(const at::Tensor& tensor);
-std::optional<at::Tensor> host_value(const at::Tensor& tensor);   // a host tensor with the device tensor's true value
-void remember(const at::Tensor& tensor, const at::Tensor& host);  // the device tensor now holds these values
-// Remembers parts of one storage that together make up all of it.
-void remember_parts(const std::vector<at::Tensor>& parts, const std::vector<at::Tensor>& hosts);
+// The value if it is known, or what stands for it. None if the tensor is too large to compute or sample.
+std::optional<Reading> read(const at::Tensor& tensor);
+std::optional<at::Tensor> host_value(const at::Tensor& tensor);  // the true value, if it is known
+// The device tensor now holds these values.
+void remember(const at::Tensor& tensor, const at::Tensor& host, bool made_up = false);
+// Parts of one storage that together make up all of it.
+void remember_parts(const std::vector<at::Tensor>& parts, const std::vector<at::Tensor>& hosts, bool made_up);
 void carry_objects(bool carry);  // whether byte tensors of this thread hold pickled objects
 int64_t exchange_limit(at::ScalarType dtype);
 void remember_uniform(const at::Tensor& tensor, const at::Scalar& value);
-void forget(const at::Tensor& tensor);
-at::Scalar plausible(at::ScalarType dtype);  // what an unknown element reads as
+void forget(const at::Tensor& tensor, Sample sample = Sample::Any);
+void mark_fresh(const at::Tensor& tensor);                      // nothing has written to it yet
+void mark_written(const at::Tensor& tensor);                    // unknown, if it was fresh
+void copy_value(const at::Tensor& to, const at::Tensor& from);  // either may be on the host, and both have one shape
 void read_to_host(const at::Tensor& host, const at::Tensor& device);
-bool is_made_up(
-    const c10::Storage& host);  // whether it was filled with plausible values because the true ones are unknown
+Shadow resized(Shadow shadow, int64_t had, int64_t bytes);
+// Host memory that holds samples, or was never filled because nobody reads it.
+bool is_made_up(const c10::Storage& host);
+void mark_made_up(const c10::Storage& host);
+// Called when the program reads a value that nobody knows: how it reads it, the device tensor and the sample. It may
+// return another value, which the tensor has from then on.
+using OnUnknown = std::function<std::optional<at::Scalar>(const char* how, const at::Tensor&, const at::Tensor&)>;
+void set_on_unknown(OnUnknown callback);
+bool has_equal_value(const at::Tensor& one, const at::Tensor& other);  // unknown numbers are assumed to be equal
+at::Scalar read_item(const at::Tensor& tensor);
 
 // What is assumed about an op's result when its inputs are unknown.
 enum class Assume : uint8_t { Nothing, AllFinite, True, False, RandomIndices, SameIsEqual, CompareInfinity };
@@ -36,6 +52,7 @@ enum class Assume : uint8_t { Nothing, AllFinite, True, False, RandomIndices, Sa
 // What Python declares about an op (maya_core/ops/registry.py), by its full name; set at install.
 struct OpValues {
   Assume assume = Assume::Nothing;
+  Sample sample = Sample::Any;
   bool only_writes = false, keeps_uniform = false, heavy = false, mixes_devices = false;
 };
 void set_op_values(std::unordered_map<std::string, OpValues> table);
@@ -43,27 +60,42 @@ OpValues op_values(const std::string& name, const std::string& overload = "");
 
 struct ValueTraits {  // constant for an op: from its schema, its tags and OpValues
   Assume assume = Assume::Nothing;
+  Sample sample = Sample::Any;
   bool computable = true;  // can be computed on the host at all
   bool pointwise = false;  // one uniform input gives one uniform output
-  bool heavy = false;      // matmul-like: only tiny ones are computed
+  bool heavy = false;      // a matrix product or the like
   bool random = false;
+  bool lists = false;         // works on lists of tensors, of which none influences another
   int dim_argument = -1;      // which argument is `dim`, if any
   std::vector<bool> written;  // per argument: changed by the op
   std::vector<bool> only_written;
 };
 ValueTraits value_traits(const c10::OperatorHandle& op);
 
-// Runs the op on the host if all its inputs are known and small. New tensors are returned; for tensors changed in
-// place, the shadows are changed.
-enum class HostRun : uint8_t {
-  NotKnown,  // inputs are unknown or too large: nothing is known about the results
-  Failed,    // the host has no kernel for such a call, and never will
-  Exact,     // `results` are the op's results
-  Uniform,   // `results` have one element that represents all
+// What will be known about the results of an op, found out before the op changes anything.
+struct Foreseen {
+  enum Kind : uint8_t { Unknown, Everywhere, ByRecipe };
+  Kind kind = Unknown;
+  std::vector<at::Tensor> elements = {};  // Everywhere: one element of each result
+  c10::intrusive_ptr<Recipe> recipe = {};
+  bool at_once = false;  // small, and everything it rests on is there
 };
-HostRun compute_on_host(const c10::OperatorHandle& op, const ValueTraits& traits, at::ArrayRef<c10::IValue> arguments,
-                        int64_t new_elements, torch::jit::Stack& results);
-// After the op: forgets what it changed, and assumes what the traits say about results that are unknown.
-void assume_outcome(const ValueTraits& traits, at::ArrayRef<c10::IValue> arguments, at::ArrayRef<c10::IValue> returns);
+struct NewTensors {
+  int64_t elements = 0;
+  bool integral = false;  // one of them holds integers or booleans
+  bool truth = false;     // one of them holds booleans
+};
+Foreseen foresee(const c10::OperatorHandle& op, const ValueTraits& traits, at::ArrayRef<c10::IValue> arguments,
+                 NewTensors new_tensors);
+using Made = std::vector<std::pair<int, at::Tensor>>;  // new tensors, by their place among all returned tensors
+// After the op: its results have the foreseen values. False if the host has no kernel for such a call.
+bool remember_foreseen(Foreseen& foreseen, const ValueTraits& traits, at::ArrayRef<c10::IValue> arguments,
+                       const Made& made);
+// After the op, if nothing was foreseen: forgets what it changed, and assumes what the traits say.
+void assume_outcome(const ValueTraits& traits, at::ArrayRef<c10::IValue> arguments, at::ArrayRef<c10::IValue> returns,
+                    const Made& made);
+
+// For an op that a rule runs: its outputs have the values that the op has on the host.
+void follow(const c10::OperatorHandle& op, at::ArrayRef<c10::IValue> arguments, const std::vector<at::Tensor>& outputs);
 
 }  // namespace maya
