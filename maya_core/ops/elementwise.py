@@ -128,6 +128,12 @@ values(*aten("clone", "_to_copy"), keeps_uniform=True)
 values(
     *aten("abs", "exp", "exp2", "sqrt", "rsqrt", "softplus", "square", "erfc", "_cdist_forward"), sample=Sample.POSITIVE
 )
+values(
+    *aten("add", "add_", "mul", "mul_", "div", "div_", "pow", "pow_", "maximum", "minimum", "lerp", "lerp_", "clamp", "clamp_", "clamp_min",
+          "clamp_min_", "clone", "_to_copy", "copy_", "where", "cat", "stack", "index", "index_select", "gather", "log1p", "addcmul"),
+    sample=Sample.AS_INPUTS,
+)  # fmt: skip
+values(*aten("relu", "relu_"), sample=Sample.POSITIVE)
 values(*aten("sigmoid", "sigmoid_", "hardsigmoid", "_softmax"), sample=Sample.UNIT)
 values(*aten("isfinite"), assume=Assume.TRUE)
 values(*aten("isnan", "isinf", "isposinf", "isneginf"), assume=Assume.FALSE)

@@ -30,7 +30,7 @@ def solver(call: Call, platform: Platform) -> Work:
     return unknown(call)
 
 
-values(*LINALG, "aten::linalg_vector_norm", "aten::linalg_cross", heavy=True)
+values(*LINALG, heavy=True)
 
 
 # ---- results ----

@@ -17,7 +17,7 @@ from maya_core.ops.lazy_torch import torch
 from maya_core.ops.reductions import MEAN as MEAN_KIND
 from maya_core.ops.reductions import SUM as SUM_KIND
 from maya_core.ops.reductions import add_reduction
-from maya_core.ops.registry import aten, op, values
+from maya_core.ops.registry import Sample, aten, op, values
 from maya_core.ops.rules import Rules, describe, rule
 from maya_core.ops.traffic import moved, streaming
 from maya_core.ops.work import Work
@@ -261,3 +261,10 @@ def margin_loss_backward_out(
     grad_output: torch.Tensor, self: torch.Tensor, *_: Any, grad_input: torch.Tensor
 ) -> torch.Tensor:
     return grad_input.resize_(self.shape)
+
+
+values(
+    *aten("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "nll_loss_forward", "nll_loss2d_forward", "_ctc_loss",
+          "multi_margin_loss", "multilabel_margin_loss_forward"),
+    sample=Sample.POSITIVE,
+)  # fmt: skip

@@ -223,6 +223,7 @@ def reduced_by_one_kernel(call: Call, platform: Platform) -> Work:
 
 
 values(*aten("all", "any", "amax", "amin", "max", "min", "mean"), keeps_uniform=True)
+values(*aten("amax", "amin", "max", "min", "mean", "sum", "prod", "cumsum", "cumprod"), sample=Sample.AS_INPUTS)
 values(*aten("norm", "linalg_vector_norm", "var", "std", "var_mean", "std_mean"), sample=Sample.POSITIVE)
 values(*aten("argmax", "argmin", "max.dim", "min.dim", "max.dim_max", "min.dim_min"), assume=Assume.RANDOM_INDICES)
 

@@ -324,10 +324,22 @@ def _instruction(code: CodeType, offset: int) -> str:
     return dis.opname[code.co_code[offset]] if 0 <= offset < len(code.co_code) else ""
 
 
+def _tests(instruction: str) -> bool:
+    """Whether it takes the truth of what the instruction before it has computed."""
+    return "JUMP" in instruction or instruction in ("TO_BOOL", "UNARY_NOT")
+
+
+_BETWEEN = ("CACHE", "NOP", "COPY", "EXTENDED_ARG")  # instructions that compute nothing
+
+
 def _expression(source: _Source, place: Place) -> ast.expr | None:
     """The expression that the frame is computing."""
     code, offset = place
     if hasattr(code, "co_positions"):
+        if _tests(_instruction(code, offset)):  # its own position is that of the statement, in some versions of Python
+            offset -= 2
+            while offset > 0 and _instruction(code, offset) in _BETWEEN:
+                offset -= 2
         line, end_line, column, end_column = next(
             (each for number, each in enumerate(code.co_positions()) if number == offset // 2), (None,) * 4
         )
@@ -365,6 +377,7 @@ class _Search:
         self.frames = frames
         self.seen: set[int] = set()
         self.compared = False  # so the outcome of a test is not the value itself
+        self.filtered = False  # a list has elements only where a test is true, so its length is unknown, too
 
     def run(self) -> None:
         self._in_frame(0)
@@ -381,7 +394,7 @@ class _Search:
                 self.uses.known = False
             return
         instruction = _instruction(code, offset)
-        if read and ("JUMP" in instruction or instruction in ("TO_BOOL", "UNARY_NOT")):
+        if read and _tests(instruction):
             self._test(source, node, number)
         elif read and instruction.startswith(("BINARY_S", "STORE_SUBSCR", "STORE_SLICE")):
             self._subscript(source, node)
@@ -417,11 +430,11 @@ class _Search:
         ):
             self._test(source, node, frame)
         elif isinstance(parent, ast.comprehension):
-            self._note("branch" if node in parent.ifs else "loop", source, node)
+            self._comprehension(source, parent, node, frame)
         elif isinstance(parent, ast.For | ast.AsyncFor) and parent.iter is node:
-            self._target(
-                source, parent.target, frame
-            )  # the loop runs over numbers that are unknown; how many there are is known
+            if self.filtered and _Arms.of(parent.body).works:
+                self._note("loop", source, parent)
+            self._target(source, parent.target, frame)
         elif isinstance(parent, ast.Slice):
             self._note("size", source, node)
         elif isinstance(parent, ast.Call):
@@ -450,6 +463,20 @@ class _Search:
             elif isinstance(call := source.parents.get(parent), ast.Call) and call.func is parent:
                 self._note("branch", source, node)  # experts[number](x)
 
+    def _comprehension(self, source: _Source, part: ast.comprehension, node: ast.expr, frame: int) -> None:
+        whole = source.parents[part]
+        assert isinstance(whole, ast.expr)
+        if node not in part.ifs:  # it runs over unknown numbers; how many there are is known
+            self._target(source, part.target, frame, within=whole)
+            return
+        arms = _Arms()
+        arms.expressions([each for name in ("elt", "key", "value") if (each := getattr(whole, name, None)) is not None])
+        if arms.works:
+            self._note("branch", source, node)
+        else:
+            self.filtered = True
+            self._value(source, whole, frame)
+
     def _argument(self, source: _Source, call: ast.Call, node: ast.expr, frame: int) -> None:
         name = _name(call.func)
         if node is call.func:
@@ -461,19 +488,19 @@ class _Search:
             self._note("size", source, call)
         elif name in ("append", "extend", "insert", "update") and isinstance(call.func, ast.Attribute):
             self._target(source, call.func.value, frame)
-        elif name in _NUMBERS:
+        elif name in _NUMBERS or (name == "len" and self.filtered):
             self._value(source, call, frame)
 
-    def _target(self, source: _Source, target: ast.expr, frame: int) -> None:
-        """Follows a name, an attribute or an entry to all its uses in the same function."""
+    def _target(self, source: _Source, target: ast.expr, frame: int, within: ast.AST | None = None) -> None:
+        """Follows a name, an attribute or an entry to all its uses in the same function, or within one expression."""
         if isinstance(target, ast.Tuple | ast.List):
             for each in target.elts:
-                self._target(source, each, frame)
+                self._target(source, each, frame, within)
             return
         if isinstance(target, ast.Starred):
             target = target.value
         text = ast.unparse(target)
-        for node in ast.walk(source.function(target)):
+        for node in ast.walk(within or source.function(target)):
             loads = isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Load)
             if loads and type(node) is type(target) and ast.unparse(node) == text:
                 self._value(source, node, frame)
@@ -498,7 +525,7 @@ class _Search:
         elif isinstance(owner, ast.IfExp) and owner.test is outer:
             self._value(source, owner, frame)
         elif isinstance(owner, ast.comprehension):
-            self._note("branch", source, node)
+            self._comprehension(source, owner, outer, frame)
         else:
             self._value(source, outer, frame)
 
@@ -511,17 +538,13 @@ class _Search:
             return self._healthy(negated)
         if branch.orelse and _ends_program(branch.orelse):
             return self._healthy(not negated)
-        arms = _Arms()
-        arms.read(branch.body)
-        arms.read(branch.orelse)
+        arms = _Arms.of([*branch.body, *branch.orelse])
         if arms.works:
             self._note("branch", source, branch)
         elif arms.leaves_loop:
             self._note("loop", source, branch, leaves_loop=True)
         elif arms.returns:
-            rest = _Arms()
-            rest.read(_after(source, branch))
-            if rest.works:
+            if _Arms.of(_after(source, branch)).works:
                 self._note("branch", source, branch)
             else:  # the caller gets one result or another
                 self._in_frame(frame + 1, read=False)
@@ -537,8 +560,7 @@ def _ends_program(body: list[ast.stmt]) -> bool:
     ends = isinstance(last, ast.Raise) or (
         isinstance(last, ast.Expr) and isinstance(last.value, ast.Call) and _name(last.value.func) in _ENDS
     )
-    before = _Arms()
-    before.read(body[:-1])
+    before = _Arms.of(body[:-1])
     return ends and not (before.works or before.leaves_loop)
 
 
@@ -564,6 +586,12 @@ class _Arms:
         self.leaves_loop = False
         self.returns = False
 
+    @classmethod
+    def of(cls, body: list[ast.stmt]) -> _Arms:
+        arms = cls()
+        arms.read(body)
+        return arms
+
     def read(self, body: list[ast.stmt]) -> None:
         for statement in body:
             self._statement(statement)
@@ -585,14 +613,14 @@ class _Arms:
             elif name == "handlers":
                 inside += [each for handler in value for each in handler.body]
             elif isinstance(value, ast.AST) or (isinstance(value, list) and all(isinstance(v, ast.AST) for v in value)):
-                self._expressions(value if isinstance(value, list) else [value])
+                self.expressions(value if isinstance(value, list) else [value])
         loops = isinstance(statement, ast.For | ast.While)
         outside = self.leaves_loop
         self.read(inside)
         if loops:  # a break inside leaves only that loop
             self.leaves_loop = outside
 
-    def _expressions(self, roots: Sequence[ast.AST]) -> None:
+    def expressions(self, roots: Sequence[ast.AST]) -> None:
         for root in roots:
             for node in ast.walk(root):
                 if isinstance(node, ast.Call) and not _is_note(_name(node.func)):

@@ -502,7 +502,7 @@ void bind_op_tables(py::module_& m) {
       py::arg("RANDOM_INDICES") = int(Assume::RandomIndices), py::arg("SAME_IS_EQUAL") = int(Assume::SameIsEqual),
       py::arg("COMPARE_INFINITY") = int(Assume::CompareInfinity));
   m.attr("SAMPLES") = py::dict(py::arg("ANY") = int(Sample::Any), py::arg("POSITIVE") = int(Sample::Positive),
-                               py::arg("UNIT") = int(Sample::Unit));
+                               py::arg("UNIT") = int(Sample::Unit), py::arg("AS_INPUTS") = int(Sample::AsInputs));
 }
 
 void bind_memory(py::module_& m) {
@@ -672,6 +672,7 @@ void bind_recorder(py::module_& m) {
   m.def("label", [](const std::vector<at::Tensor>& tensors, uint32_t category) {
     for (const auto& tensor : tensors) {
       if (!tensor.is_cuda()) continue;
+      if (Category(category) == Category::Parameter) mark_weights(tensor);
       if (auto* allocation = allocation_of(tensor.unsafeGetTensorImpl()))
         recorder().add(EventKind::Label, allocation->device, stream_of(allocation->block), category,
                        address_of(allocation->block));

@@ -50,6 +50,7 @@ struct Entry {
   std::vector<Resize> resizes;
   Plan plan;
   NewTensors made;
+  bool follows_unknown = false;
   std::atomic<bool> host_cannot{false};
 };
 
@@ -478,16 +479,18 @@ struct Kernel final : c10::OperatorKernel {
 
     apply_resizes(*entry, key->tensors);  // first, so that an empty out= tensor can be written on the host, too
     Foreseen foreseen;
-    if (traits.computable && !entry->host_cannot.load(std::memory_order_relaxed))
+    if (traits.computable && !entry->host_cannot.load(std::memory_order_relaxed) &&
+        (entry->follows_unknown || !any_unknown(key->tensors)))
       foreseen = foresee(op, traits, arguments, entry->made);
+    const Sample sample = foreseen.kind == Foreseen::Unknown ? outcome_sample(traits, arguments) : Sample::Any;
     Stack results;
     allocate_outputs(*entry, key->tensors, results);
     launch(entry->plan);
     if (foreseen.kind == Foreseen::Unknown) {
-      assume_outcome(traits, arguments, results, traits.sample == Sample::Any ? Made() : new_tensors(*entry, results));
+      assume_outcome(traits, arguments, results, sample, sample == Sample::Any ? Made() : new_tensors(*entry, results));
     } else if (const Made made = new_tensors(*entry, results); !remember_foreseen(foreseen, traits, arguments, made)) {
       entry->host_cannot = true;
-      assume_outcome(traits, arguments, results, made);
+      assume_outcome(traits, arguments, results, sample, made);
     }
     stack->resize(base);
     for (auto& result : results) stack->push_back(std::move(result));
@@ -498,6 +501,7 @@ struct Kernel final : c10::OperatorKernel {
     check_same_device(op.schema(), key.tensors);
     auto entry = ask_meta(op, name, arguments);
     entry->key = key.words;
+    entry->follows_unknown = may_follow_unknown(traits, key.tensors, entry->made);
     Stack outputs;  // metadata for the planner: nothing is allocated yet
     for (const auto& one : entry->returns) {
       auto meta = [&](const Output& output) {

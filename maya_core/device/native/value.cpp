@@ -333,7 +333,7 @@ void settle(Value& value, const Layout& layout) {
     }
     for (auto& [index, data] : recipe->made)
       if (index == slot) {
-        value.made_up = recipe->made_up;
+        value.made_up = value.made_up || recipe->made_up;
         value.is = data;
         value.depth = 0;
         value.cost = 0;
@@ -396,6 +396,18 @@ ValueRef uniform_value(at::ScalarType dtype, const at::Scalar& value) {
   auto element = at::scalar_tensor(value, at::TensorOptions().dtype(dtype));
   memcpy(uniform.element.data(), element.const_data_ptr(), element.element_size());
   return c10::make_intrusive<Value>(uniform);
+}
+
+ValueRef made_up_copy(const ValueRef& value) {
+  std::lock_guard lock(computing());
+  // The program's memory is not held for the sake of first weights.
+  if (const auto* data = std::get_if<Data>(&value->is); data && data->program)
+    return sampled_value(data->program->dtype, Sample::Any);
+  auto copy = c10::make_intrusive<Value>(value->is);
+  copy->made_up = true;
+  copy->depth = value->depth;
+  copy->cost = value->cost;
+  return copy;
 }
 
 ValueRef sampled_value(at::ScalarType dtype, Sample sample) {

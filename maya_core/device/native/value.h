@@ -28,7 +28,12 @@ struct Layout {  // how a tensor lies in its storage
 };
 
 // What a sample that stands for unknown data looks like.
-enum class Sample : uint8_t { Any, Positive, Unit };  // numbers around 0, above 0, between 0 and 1
+enum class Sample : uint8_t {
+  Any,
+  Positive,
+  Unit,
+  AsInputs
+};  // around 0, above 0, between 0 and 1, as the op's inputs
 
 struct Recipe;
 
@@ -111,6 +116,7 @@ struct OnHost {
 };
 
 ValueRef uniform_value(at::ScalarType dtype, const at::Scalar& value);
+ValueRef made_up_copy(const ValueRef& value);  // the same, but it counts as one that nobody knows
 ValueRef sampled_value(at::ScalarType dtype, Sample sample);
 ValueRef sampled_indices(int64_t choices, int64_t per_row, int64_t stride);
 // The bytes of a dense host tensor, in its own layout. Larger data are kept by reference, not copied.

@@ -16,7 +16,7 @@ using c10::IValue;
 
 // Elements. What rests on unknown data is followed where programs look at it: booleans and integers, reductions, and
 // anything small. The rest of it is one new unknown after another, so that it costs nothing.
-constexpr int64_t kAtOnce = 1 << 12, kSmall = 1 << 13, kReduced = 1 << 20, kCompared = 1 << 28, kSearched = 1 << 25;
+constexpr int64_t kAtOnce = 1 << 12, kSmall = 1 << 15, kReduced = 1 << 20, kCompared = 1 << 28, kSearched = 1 << 25;
 constexpr int64_t kMostHostArgument = 1 << 20;
 constexpr int kDeepestMadeUp = 32;
 
@@ -52,6 +52,10 @@ bool is_uniform(const Shadow& shadow, const at::Tensor& tensor) {
 bool unknown(const Shadow& shadow) {
   return shadow.kind == Shadow::Unknown || (shadow.kind == Shadow::Valued && shadow.value->made_up);
 }
+
+// A parameter, also one that belongs to no module, or something computed from one.
+bool is_weight(const c10::TensorImpl* tensor) { return tensor->requires_grad(); }
+bool is_weight(const at::Tensor& tensor) { return is_weight(tensor.unsafeGetTensorImpl()); }
 
 template <class Visit>
 bool each_tensor(const IValue& value, Visit visit) {  // stops at false
@@ -173,23 +177,23 @@ void add(Inputs& found, const at::Tensor& tensor, const ValueTraits& traits, siz
   found.all_uniform =
       found.all_uniform && (shadow->kind == Shadow::Fresh || is_uniform(*shadow, tensor)) && !unknown(*shadow);
   if (shadow->kind == Shadow::Valued && !shadow->value->ready()) found.ready = false;
-  if (unknown(*shadow)) {
+  if (unknown(*shadow) || is_weight(tensor)) {
     found.all_known = false;
     found.integral_unknown = found.integral_unknown || exact(tensor.scalar_type());
   }
 }
 
-// Whether a result that rests on unknown data is followed.
-bool is_followed(const ValueTraits& traits, const Inputs& inputs, NewTensors made) {
-  if (traits.random || traits.heavy || traits.lists) return false;
-  if (traits.assume == Assume::True || traits.assume == Assume::False || traits.assume == Assume::AllFinite)
-    return false;
-  const int64_t elements = inputs.elements + made.elements;
-  // Masks are uniform at an extreme. A single truth value decides where the program goes on, which stays the same.
-  if (extreme() && traits.pointwise && made.truth && made.elements > 1 && inputs.numbers) return false;
+bool follows_nothing(const ValueTraits& traits) {
+  return traits.random || traits.heavy || traits.lists || traits.assume == Assume::True ||
+         traits.assume == Assume::False || traits.assume == Assume::AllFinite;
+}
+
+// Whether a result that rests on unknown data is followed, by its number of elements together with its inputs'.
+bool is_followed(const ValueTraits& traits, int64_t inputs, bool integral, NewTensors made) {
+  const int64_t elements = inputs + made.elements;
   if (traits.assume == Assume::RandomIndices) return elements <= kSearched;
-  if (made.integral || inputs.integral_unknown) return elements <= kCompared;
-  return elements <= (made.elements && made.elements * 16 <= inputs.elements ? kReduced : kSmall);
+  if (made.integral || integral) return elements <= kCompared;
+  return elements <= (made.elements && made.elements * 16 <= inputs ? kReduced : kSmall);
 }
 
 // x == x and x == inf of unknown data need no sample, and training is assumed to go well.
@@ -252,6 +256,7 @@ c10::intrusive_ptr<Recipe> write_recipe(const c10::OperatorHandle& op, const Val
   for (size_t i = 0; i < arguments.size(); i++)
     recipe->arguments.push_back(map_tensors(arguments[i], [&](const at::Tensor& tensor) {
       if (!tensor.is_cuda()) return host(tensor);
+      if (is_weight(tensor)) mark_weights(tensor);
       auto* shadow = shadow_of(tensor);
       const bool read = shadow && !(traits.only_written[i] && covers_storage(tensor));
       auto value = read ? value_of(tensor, *shadow) : uniform_value(tensor.scalar_type(), 0);
@@ -270,6 +275,52 @@ std::optional<at::Generator> generator_among(at::ArrayRef<IValue> arguments) {
   for (const auto& argument : arguments)
     if (argument.isGenerator()) return argument.toGenerator();
   return std::nullopt;
+}
+
+bool at_least_zero(const at::Scalar& number) { return !number.isComplex() && number.toDouble() >= 0; }
+
+// What stands for the numbers of a tensor.
+Sample sample_of(const at::Tensor& tensor) {
+  if (at::isComplexType(tensor.scalar_type())) return Sample::Any;
+  if (!tensor.is_cuda()) {
+    OnHost on_host;
+    return tensor.numel() == 1 && at_least_zero(tensor.item()) ? Sample::Positive : Sample::Any;
+  }
+  const auto* shadow = shadow_of(tensor);
+  if (!shadow || shadow->kind == Shadow::Fresh) return Sample::Positive;
+  if (shadow->kind == Shadow::Unknown) return shadow->sample;
+  if (const auto* sampled = shadow->value->sampled()) return sampled->sample;
+  if (!is_uniform(*shadow, tensor)) return Sample::Any;
+  OnHost on_host;
+  return at_least_zero(read(tensor)->value.flatten()[0].item()) ? Sample::Positive : Sample::Any;
+}
+
+// Of an op whose result is above zero if its inputs are.
+Sample sample_from(const ValueTraits& traits, at::ArrayRef<IValue> arguments) {
+  const bool plain = traits.second == ValueTraits::Other || traits.second == ValueTraits::Number;
+  if (plain && arguments[0].isTensor() && !exact(arguments[0].toTensor().scalar_type()) &&
+      sample_of(arguments[0].toTensor()) == Sample::Any)
+    return Sample::Any;
+  bool positive = true, within_one = traits.keeps_uniform;
+  const IValue& second = arguments.size() > 1 ? arguments[1] : arguments[0];
+  if (traits.second == ValueTraits::Exponent && second.isInt() && second.toInt() % 2 == 0) return Sample::Positive;
+  if (traits.second == ValueTraits::Least && second.isScalar() && at_least_zero(second.toScalar()))
+    return Sample::Positive;
+  if (second.isTensor() && arguments[0].isTensor() && second.toTensor().is_same(arguments[0].toTensor()) &&
+      traits.second == ValueTraits::Factor)
+    return Sample::Positive;
+  for (size_t i = 0; i < arguments.size(); i++) {
+    if (i == 1 && traits.second != ValueTraits::Other && second.isScalar())
+      positive &= at_least_zero(second.toScalar());
+    each_tensor(arguments[i], [&](const at::Tensor& tensor) {
+      if (exact(tensor.scalar_type())) return true;
+      const Sample sample = sample_of(tensor);
+      positive &= sample != Sample::Any;
+      within_one &= sample == Sample::Unit;
+      return true;
+    });
+  }
+  return within_one ? Sample::Unit : positive ? Sample::Positive : Sample::Any;
 }
 
 // Unknown routing is spread evenly over its choices.
@@ -326,6 +377,12 @@ void forget(const at::Tensor& tensor, Sample sample) {
 
 void mark_fresh(const at::Tensor& tensor) {
   if (auto* shadow = shadow_of(tensor)) shadow->kind = Shadow::Fresh;
+}
+
+void mark_weights(const at::Tensor& tensor) {
+  auto* shadow = shadow_of(tensor);
+  if (!shadow || tensor.numel() == 0 || unknown(*shadow)) return;
+  set(*shadow, made_up_copy(value_of(tensor, *shadow)));
 }
 
 void mark_written(const at::Tensor& tensor) {
@@ -477,6 +534,7 @@ ValueTraits value_traits(const c10::OperatorHandle& op) {
   const OpValues declared = op_values(full, schema.overload_name());
   const std::string name = full.substr(full.rfind(':') + 1);
   traits.pointwise = op.hasTag(at::Tag::pointwise) || declared.keeps_uniform;
+  traits.keeps_uniform = declared.keeps_uniform;
   traits.random = op.hasTag(at::Tag::nondeterministic_seeded);
   traits.heavy = declared.heavy;
   traits.assume = declared.assume;
@@ -487,6 +545,12 @@ ValueTraits value_traits(const c10::OperatorHandle& op) {
     const bool written = argument.alias_info() && argument.alias_info()->isWrite();
     traits.written.push_back(written);
     traits.only_written.push_back(argument.is_out() || (written && declared.only_writes));
+    if (traits.written.size() == 2)
+      traits.second = name.starts_with("pow")                                    ? ValueTraits::Exponent
+                      : name.starts_with("clamp")                                ? ValueTraits::Least
+                      : name.starts_with("mul")                                  ? ValueTraits::Factor
+                      : argument.name() == "other" || argument.name() == "value" ? ValueTraits::Number
+                                                                                 : ValueTraits::Other;
     if (argument.name() == "dim") traits.dim_argument = int(traits.written.size()) - 1;
     takes_generator = takes_generator || contains(argument.type()->str(), "Generator");
   }
@@ -498,6 +562,28 @@ ValueTraits value_traits(const c10::OperatorHandle& op) {
   traits.computable = on_host && !(traits.random && !takes_generator) && full.starts_with("aten::") &&
                       !contains(name, "cudnn") && !contains(name, "_fused_");
   return traits;
+}
+
+bool may_follow_unknown(const ValueTraits& traits, const std::vector<c10::TensorImpl*>& inputs, NewTensors made) {
+  if (follows_nothing(traits)) return false;
+  for (size_t i = 0; i < traits.only_written.size(); i++)
+    if (traits.only_written[i]) return true;  // what it held before does not matter
+  int64_t elements = 0;
+  bool integral = false;
+  for (const auto* tensor : inputs) {
+    elements += tensor->numel();
+    integral = integral || at::isIntegralType(c10::typeMetaToScalarType(tensor->dtype()), true);
+  }
+  return is_followed(traits, elements, integral, made);
+}
+
+bool any_unknown(const std::vector<c10::TensorImpl*>& inputs) {
+  for (auto* tensor : inputs) {
+    if (!tensor->is_cuda() || !tensor->has_storage()) continue;
+    const auto* allocation = allocation_of(tensor);
+    if (allocation && (unknown(allocation->shadow) || is_weight(tensor))) return true;
+  }
+  return false;
 }
 
 Foreseen foresee(const c10::OperatorHandle& op, const ValueTraits& traits, at::ArrayRef<IValue> arguments,
@@ -517,8 +603,11 @@ Foreseen foresee(const c10::OperatorHandle& op, const ValueTraits& traits, at::A
       return foreseen;
     }
     if (inputs.elements + made.elements > kMostElements) return {};
-  } else if (!is_followed(traits, inputs, made) || assumed_comparison(traits, arguments)) {
+  } else if (follows_nothing(traits) || !is_followed(traits, inputs.elements, inputs.integral_unknown, made) ||
+             assumed_comparison(traits, arguments)) {
     return {};
+  } else if (extreme() && traits.pointwise && made.truth && made.elements > 1 && inputs.numbers) {
+    return {};  // masks are uniform then; a single truth value decides where the program goes on, which stays the same
   }
   const double cost = traits.heavy ? cost_of_product(inputs.product * std::max<int64_t>(1, made.elements))
                                    : double(inputs.elements + made.elements) * (traits.random ? 8 : 1);
@@ -569,19 +658,23 @@ bool remember_foreseen(Foreseen& foreseen, const ValueTraits& traits, at::ArrayR
   return true;
 }
 
+Sample outcome_sample(const ValueTraits& traits, at::ArrayRef<IValue> arguments) {
+  return traits.sample == Sample::AsInputs ? sample_from(traits, arguments) : traits.sample;
+}
+
 void assume_outcome(const ValueTraits& traits, at::ArrayRef<IValue> arguments, at::ArrayRef<IValue> returns,
-                    const Made& made) {
+                    Sample sample, const Made& made) {
   for (size_t i = 0; i < arguments.size(); i++) {
     if (!traits.written[i]) continue;
     if (traits.assume == Assume::AllFinite && i == 1)
       continue;  // found_inf keeps its value: training is assumed to go well
     each_tensor(arguments[i], [&](const at::Tensor& tensor) {
-      if (tensor.is_cuda()) forget(tensor, traits.sample);
+      if (tensor.is_cuda()) forget(tensor, sample);
       return true;
     });
   }
-  if (traits.sample != Sample::Any)
-    for (const auto& [slot, tensor] : made) forget(tensor, traits.sample);
+  if (sample != Sample::Any)
+    for (const auto& [slot, tensor] : made) forget(tensor, sample);
   if (traits.assume == Assume::Nothing || traits.assume == Assume::AllFinite || returns.empty() ||
       !returns[0].isTensor())
     return;

@@ -31,7 +31,9 @@ void carry_objects(bool carry);  // whether byte tensors of this thread hold pic
 int64_t exchange_limit(at::ScalarType dtype);
 void remember_uniform(const at::Tensor& tensor, const at::Scalar& value);
 void forget(const at::Tensor& tensor, Sample sample = Sample::Any);
-void mark_fresh(const at::Tensor& tensor);                      // nothing has written to it yet
+void mark_fresh(const at::Tensor& tensor);  // nothing has written to it yet
+// Weights change in training, so nothing that is computed from them is known, although their first values are.
+void mark_weights(const at::Tensor& tensor);
 void mark_written(const at::Tensor& tensor);                    // unknown, if it was fresh
 void copy_value(const at::Tensor& to, const at::Tensor& from);  // either may be on the host, and both have one shape
 void read_to_host(const at::Tensor& host, const at::Tensor& device);
@@ -63,7 +65,9 @@ struct ValueTraits {  // constant for an op: from its schema, its tags and OpVal
   Sample sample = Sample::Any;
   bool computable = true;  // can be computed on the host at all
   bool pointwise = false;  // one uniform input gives one uniform output
-  bool heavy = false;      // a matrix product or the like
+  bool keeps_uniform = false;
+  enum Second : uint8_t { Other, Number, Factor, Exponent, Least } second = Other;  // what the second argument is
+  bool heavy = false;                                                               // a matrix product or the like
   bool random = false;
   bool lists = false;         // works on lists of tensors, of which none influences another
   int dim_argument = -1;      // which argument is `dim`, if any
@@ -85,15 +89,20 @@ struct NewTensors {
   bool integral = false;  // one of them holds integers or booleans
   bool truth = false;     // one of them holds booleans
 };
+// Whether the results of such a call may be followed if an input is unknown. It depends on dtypes and sizes only.
+bool may_follow_unknown(const ValueTraits& traits, const std::vector<c10::TensorImpl*>& inputs, NewTensors made);
+bool any_unknown(const std::vector<c10::TensorImpl*>& inputs);
 Foreseen foresee(const c10::OperatorHandle& op, const ValueTraits& traits, at::ArrayRef<c10::IValue> arguments,
                  NewTensors new_tensors);
 using Made = std::vector<std::pair<int, at::Tensor>>;  // new tensors, by their place among all returned tensors
 // After the op: its results have the foreseen values. False if the host has no kernel for such a call.
 bool remember_foreseen(Foreseen& foreseen, const ValueTraits& traits, at::ArrayRef<c10::IValue> arguments,
                        const Made& made);
-// After the op, if nothing was foreseen: forgets what it changed, and assumes what the traits say.
+// Before an op of which nothing is foreseen: what stands for its results.
+Sample outcome_sample(const ValueTraits& traits, at::ArrayRef<c10::IValue> arguments);
+// After it: forgets what it changed, and assumes what the traits say.
 void assume_outcome(const ValueTraits& traits, at::ArrayRef<c10::IValue> arguments, at::ArrayRef<c10::IValue> returns,
-                    const Made& made);
+                    Sample sample, const Made& made);
 
 // For an op that a rule runs: its outputs have the values that the op has on the host.
 void follow(const c10::OperatorHandle& op, at::ArrayRef<c10::IValue> arguments, const std::vector<at::Tensor>& outputs);
