@@ -287,6 +287,7 @@ void run(Recipe& recipe) {
     } else {
       tensors.push_back(read_value(operand.value, operand.layout));
     }
+    recipe.of_weights = recipe.of_weights || operand.value->of_weights;
     recipe.made_up = recipe.made_up || operand.value->made_up;  // reading may have shown that it cannot be computed
   }
   torch::jit::Stack stack;
@@ -334,6 +335,7 @@ void settle(Value& value, const Layout& layout) {
     for (auto& [index, data] : recipe->made)
       if (index == slot) {
         value.made_up = value.made_up || recipe->made_up;
+        value.of_weights = value.of_weights || recipe->of_weights;
         value.is = data;
         value.depth = 0;
         value.cost = 0;
@@ -398,13 +400,13 @@ ValueRef uniform_value(at::ScalarType dtype, const at::Scalar& value) {
   return c10::make_intrusive<Value>(uniform);
 }
 
-ValueRef made_up_copy(const ValueRef& value) {
+ValueRef as_weights(const ValueRef& value) {
   std::lock_guard lock(computing());
-  // The program's memory is not held for the sake of first weights.
-  if (const auto* data = std::get_if<Data>(&value->is); data && data->program)
+  if (const auto* data = std::get_if<Data>(&value->is); data && data->program)  // which this value keeps track of
     return sampled_value(data->program->dtype, Sample::Any);
   auto copy = c10::make_intrusive<Value>(value->is);
-  copy->made_up = true;
+  copy->made_up = value->made_up;
+  copy->of_weights = true;
   copy->depth = value->depth;
   copy->cost = value->cost;
   return copy;
@@ -497,11 +499,13 @@ ValueRef result_of(const c10::intrusive_ptr<Recipe>& recipe, int slot) {
       if (index == slot) {
         auto value = c10::make_intrusive<Value>(data);
         value->made_up = recipe->made_up;
+        value->of_weights = recipe->of_weights;
         return value;
       }
   }
   auto value = c10::make_intrusive<Value>(Computed{recipe, slot});
   value->made_up = recipe->made_up;
+  value->of_weights = recipe->of_weights;
   for (const auto& operand : recipe->operands) {
     value->depth = std::max(value->depth, operand.value->depth);
     value->cost = std::max(value->cost, operand.value->cost);

@@ -69,9 +69,10 @@ struct Computed {
 
 struct Value final : c10::intrusive_ptr_target {
   std::variant<Uniform, Data, Sampled, Computed> is;
-  bool made_up = false;  // rests on a sample
-  int depth = 0;         // of recipes that are not computed yet
-  double cost = 0;       // of computing them, in elements
+  bool made_up = false;     // rests on a sample
+  bool of_weights = false;  // rests on weights: computed from their first values, but nobody knows the later ones
+  int depth = 0;            // of recipes that are not computed yet
+  double cost = 0;          // of computing them, in elements
 
   explicit Value(std::variant<Uniform, Data, Sampled, Computed> what) : is(std::move(what)) {}
   ~Value() override;
@@ -95,7 +96,7 @@ struct Recipe final : c10::intrusive_ptr_target {
   std::vector<c10::IValue> arguments;  // `operand_place()` stands for each operand
   std::vector<Operand> operands;
   std::vector<std::pair<int, Layout>> results;  // new tensors, by slot
-  bool heavy = false, done = false, made_up = false;
+  bool heavy = false, done = false, made_up = false, of_weights = false;
   double cost = 0;
   std::vector<std::pair<int, Data>> made;
 
@@ -116,7 +117,7 @@ struct OnHost {
 };
 
 ValueRef uniform_value(at::ScalarType dtype, const at::Scalar& value);
-ValueRef made_up_copy(const ValueRef& value);  // the same, but it counts as one that nobody knows
+ValueRef as_weights(const ValueRef& value);  // the same, as the first value of weights
 ValueRef sampled_value(at::ScalarType dtype, Sample sample);
 ValueRef sampled_indices(int64_t choices, int64_t per_row, int64_t stride);
 // The bytes of a dense host tensor, in its own layout. Larger data are kept by reference, not copied.

@@ -54,8 +54,10 @@ bool unknown(const Shadow& shadow) {
 }
 
 // A parameter, also one that belongs to no module, or something computed from one.
-bool is_weight(const c10::TensorImpl* tensor) { return tensor->requires_grad(); }
-bool is_weight(const at::Tensor& tensor) { return is_weight(tensor.unsafeGetTensorImpl()); }
+bool is_weight(const at::Tensor& tensor) { return tensor.requires_grad(); }
+bool is_large_weight(const at::Tensor& tensor) {
+  return is_weight(tensor) && tensor.numel() > kAtOnce && tensor.is_leaf();
+}
 
 template <class Visit>
 bool each_tensor(const IValue& value, Visit visit) {  // stops at false
@@ -129,6 +131,11 @@ OnUnknown& on_unknown() {
   return *callback;
 }
 
+void note_origin(Recipe& recipe, const Value& operand) {
+  recipe.made_up = recipe.made_up || operand.made_up;
+  recipe.of_weights = recipe.of_weights || operand.of_weights;
+}
+
 // The copy of `from` into a part of a storage. Layouts of host tensors begin where their data do.
 void copy_into_part(const at::Tensor& to, Shadow& shadow, ValueRef from, Layout layout) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
@@ -137,7 +144,7 @@ void copy_into_part(const at::Tensor& to, Shadow& shadow, ValueRef from, Layout 
   recipe->operands.push_back({value_of(to, shadow), Layout(to), true});
   recipe->operands.push_back({std::move(from), std::move(layout), false});
   recipe->cost = double(to.storage().nbytes() / to.element_size());
-  recipe->made_up = recipe->operands[0].value->made_up || recipe->operands[1].value->made_up;
+  for (const auto& operand : recipe->operands) note_origin(*recipe, *operand.value);
   auto value = result_of(recipe, ~0);
   if (value->depth > kDeepest && !compute(*recipe)) return forget(to);
   if (recipe->cost <= kAtOnce && recipe->operands[0].value->ready() && compute(*recipe)) value = result_of(recipe, ~0);
@@ -177,7 +184,7 @@ void add(Inputs& found, const at::Tensor& tensor, const ValueTraits& traits, siz
   found.all_uniform =
       found.all_uniform && (shadow->kind == Shadow::Fresh || is_uniform(*shadow, tensor)) && !unknown(*shadow);
   if (shadow->kind == Shadow::Valued && !shadow->value->ready()) found.ready = false;
-  if (unknown(*shadow) || is_weight(tensor)) {
+  if (unknown(*shadow) || is_large_weight(tensor)) {
     found.all_known = false;
     found.integral_unknown = found.integral_unknown || exact(tensor.scalar_type());
   }
@@ -256,7 +263,6 @@ c10::intrusive_ptr<Recipe> write_recipe(const c10::OperatorHandle& op, const Val
   for (size_t i = 0; i < arguments.size(); i++)
     recipe->arguments.push_back(map_tensors(arguments[i], [&](const at::Tensor& tensor) {
       if (!tensor.is_cuda()) return host(tensor);
-      if (is_weight(tensor)) mark_weights(tensor);
       auto* shadow = shadow_of(tensor);
       const bool read = shadow && !(traits.only_written[i] && covers_storage(tensor));
       auto value = read ? value_of(tensor, *shadow) : uniform_value(tensor.scalar_type(), 0);
@@ -264,7 +270,8 @@ c10::intrusive_ptr<Recipe> write_recipe(const c10::OperatorHandle& op, const Val
         usable = usable && std::find(written.begin(), written.end(), shadow) == written.end();
         written.push_back(shadow);
       }
-      recipe->made_up = recipe->made_up || value->made_up;
+      note_origin(*recipe, *value);
+      recipe->of_weights = recipe->of_weights || (read && is_weight(tensor));
       recipe->operands.push_back({std::move(value), Layout(tensor), bool(traits.written[i])});
       return operand_place();
     }));
@@ -349,7 +356,7 @@ bool is_known(const at::Tensor& tensor) {
 std::optional<Reading> read(const at::Tensor& tensor) {
   OnHost on_host;
   if (tensor.numel() == 0)
-    return Reading{at::empty(tensor.sizes(), at::TensorOptions().dtype(tensor.scalar_type())), false};
+    return Reading{at::empty(tensor.sizes(), at::TensorOptions().dtype(tensor.scalar_type())), false, false};
   auto* shadow = shadow_of(tensor);
   if (!shadow) return std::nullopt;
   const int64_t elements = tensor.storage().nbytes() / tensor.element_size();
@@ -357,7 +364,7 @@ std::optional<Reading> read(const at::Tensor& tensor) {
   if (wide && !(shadow->kind == Shadow::Fresh || is_uniform(*shadow, tensor))) return std::nullopt;
   const ValueRef value = value_of(tensor, *shadow);
   auto host = read_value(value, Layout(tensor));
-  return Reading{std::move(host), value->made_up};
+  return Reading{std::move(host), value->made_up, value->made_up || value->of_weights};
 }
 
 std::optional<at::Tensor> host_value(const at::Tensor& tensor) {
@@ -382,7 +389,9 @@ void mark_fresh(const at::Tensor& tensor) {
 void mark_weights(const at::Tensor& tensor) {
   auto* shadow = shadow_of(tensor);
   if (!shadow || tensor.numel() == 0 || unknown(*shadow)) return;
-  set(*shadow, made_up_copy(value_of(tensor, *shadow)));
+  if (shadow->kind == Shadow::Valued && shadow->value->of_weights) return;
+  const bool small = int64_t(tensor.storage().nbytes() / tensor.element_size()) <= kAtOnce;
+  set(*shadow, small ? as_weights(value_of(tensor, *shadow)) : sampled_value(tensor.scalar_type(), Sample::Any));
 }
 
 void mark_written(const at::Tensor& tensor) {
@@ -487,7 +496,7 @@ at::Scalar read_item(const at::Tensor& tensor) {
   auto reading = read(tensor);
   if (!reading) return 0;
   auto item = reading->value.item();
-  if (!reading->made_up || !on_unknown()) return item;
+  if (!reading->unknown || !on_unknown()) return item;
   if (auto other = on_unknown()("item", tensor, reading->value)) {
     remember(tensor, at::scalar_tensor(*other, at::TensorOptions().dtype(tensor.scalar_type())), true);
     return read(tensor)->value.item();
@@ -507,8 +516,8 @@ void read_to_host(const at::Tensor& host, const at::Tensor& device) {
   OnHost on_host;
   if (reading) host.copy_(reading->value);
   else host.zero_();
-  if (reading && !reading->made_up) return;
-  mark_made_up(host.storage());
+  if (reading && !reading->unknown) return;
+  if (!reading || reading->made_up) mark_made_up(host.storage());
   if (reading && on_unknown()) on_unknown()("copy", device, reading->value);
 }
 
@@ -581,7 +590,7 @@ bool any_unknown(const std::vector<c10::TensorImpl*>& inputs) {
   for (auto* tensor : inputs) {
     if (!tensor->is_cuda() || !tensor->has_storage()) continue;
     const auto* allocation = allocation_of(tensor);
-    if (allocation && (unknown(allocation->shadow) || is_weight(tensor))) return true;
+    if (allocation && unknown(allocation->shadow)) return true;
   }
   return false;
 }

@@ -17,7 +17,8 @@ constexpr int64_t kExchangedObjects = 1 << 30;                               // 
 
 struct Reading {
   at::Tensor value;  // on the host; must not be written
-  bool made_up;      // rests on data that nobody knows
+  bool made_up;      // rests on a sample
+  bool unknown;      // rests on a sample or on weights: nobody knows what it is in a training
 };
 bool is_known(const at::Tensor& tensor);
 // The value if it is known, or what stands for it. None if the tensor is too large to compute or sample.
@@ -32,7 +33,8 @@ int64_t exchange_limit(at::ScalarType dtype);
 void remember_uniform(const at::Tensor& tensor, const at::Scalar& value);
 void forget(const at::Tensor& tensor, Sample sample = Sample::Any);
 void mark_fresh(const at::Tensor& tensor);  // nothing has written to it yet
-// Weights change in training, so nothing that is computed from them is known, although their first values are.
+// Weights change in training, so nothing that is computed from them is known. Of a few small ones, the first values are
+// computed with.
 void mark_weights(const at::Tensor& tensor);
 void mark_written(const at::Tensor& tensor);                    // unknown, if it was fresh
 void copy_value(const at::Tensor& to, const at::Tensor& from);  // either may be on the host, and both have one shape
