@@ -154,7 +154,8 @@ void copy_into_part(const at::Tensor& to, Shadow& shadow, ValueRef from, Layout 
 struct Inputs {
   int64_t elements = 0;
   double product = 1;
-  bool all_known = true, integral_unknown = false, numbers = false, all_uniform = true, ready = true, usable = true;
+  bool all_known = true, integral_unknown = false, numbers = false, uncertain = false;
+  bool all_uniform = true, ready = true, usable = true;
 };
 
 void add(Inputs& found, const at::Tensor& tensor, const ValueTraits& traits, size_t argument) {
@@ -184,6 +185,8 @@ void add(Inputs& found, const at::Tensor& tensor, const ValueTraits& traits, siz
   found.all_uniform =
       found.all_uniform && (shadow->kind == Shadow::Fresh || is_uniform(*shadow, tensor)) && !unknown(*shadow);
   if (shadow->kind == Shadow::Valued && !shadow->value->ready()) found.ready = false;
+  found.uncertain = found.uncertain || unknown(*shadow) || is_weight(tensor) ||
+                    (shadow->kind == Shadow::Valued && shadow->value->of_weights);
   if (unknown(*shadow) || is_large_weight(tensor)) {
     found.all_known = false;
     found.integral_unknown = found.integral_unknown || exact(tensor.scalar_type());
@@ -605,6 +608,8 @@ Foreseen foresee(const c10::OperatorHandle& op, const ValueTraits& traits, at::A
     });
     if (!going_on) return {};
   }
+  // Masks are uniform at an extreme. A single truth value decides where the program goes on, which stays the same.
+  if (extreme() && traits.pointwise && made.truth && made.elements > 1 && inputs.numbers && inputs.uncertain) return {};
   Foreseen foreseen;
   if (inputs.all_known) {
     if (traits.pointwise && inputs.all_uniform && !traits.random) {
@@ -615,8 +620,6 @@ Foreseen foresee(const c10::OperatorHandle& op, const ValueTraits& traits, at::A
   } else if (follows_nothing(traits) || !is_followed(traits, inputs.elements, inputs.integral_unknown, made) ||
              assumed_comparison(traits, arguments)) {
     return {};
-  } else if (extreme() && traits.pointwise && made.truth && made.elements > 1 && inputs.numbers) {
-    return {};  // masks are uniform then; a single truth value decides where the program goes on, which stays the same
   }
   const double cost = traits.heavy ? cost_of_product(inputs.product * std::max<int64_t>(1, made.elements))
                                    : double(inputs.elements + made.elements) * (traits.random ? 8 : 1);
