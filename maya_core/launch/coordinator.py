@@ -82,6 +82,7 @@ class Coordinator:
         self._queued: list[int] = []
         self._starting = 0  # handed out, not yet connected
         self._gone: set[int] = set()  # ranks whose process has ended
+        self.failed: dict[int, int] = {}  # exit codes of ranks that ended with one, the first one first
         self._payloads: dict[str, bytes] = {}
         self._keys = LocalKeys(self._key_missing)
         self._stuck: str | None = None
@@ -205,6 +206,8 @@ class Coordinator:
     def _rank_ended(self, sender: Sender, message: protocol.RankEnded) -> None:
         with self._changed:
             self._gone.add(message.rank)
+            if message.code:
+                self.failed.setdefault(message.rank, message.code)
             if message.rank not in self._process_of:  # it never connected, and is no longer starting
                 self._starting = max(0, self._starting - 1)
             self._check()

@@ -78,8 +78,8 @@ class Link:
     def next_rank(self, limit: int) -> tuple[int | None, bool]:
         return self._ask(protocol.NextRank(limit))
 
-    def ended(self, rank: int) -> None:
-        self._ask(protocol.RankEnded(rank))
+    def ended(self, rank: int, code: int) -> None:
+        self._ask(protocol.RankEnded(rank, code))
 
     def start_no_more(self) -> None:
         self._ask(protocol.StartNoMore())

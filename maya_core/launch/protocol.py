@@ -75,9 +75,10 @@ class NextRank(Message[tuple[int | None, bool]]):
 
 @dataclass(frozen=True)
 class RankEnded(Message[None]):
-    """The process of that rank has ended."""
+    """The process of that rank has ended, with this exit code."""
 
     rank: int
+    code: int
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ class RankLoop:
             for rank, process in list(self.running.items()):
                 if (code := process.poll()) is not None:
                     del self.running[rank]
-                    self.link.ended(rank)
+                    self.link.ended(rank, code)
                     self.on_end(rank, process, code)
             if not self.running and not more and self.finished() and not self.link.next_rank(0)[1]:
                 return True

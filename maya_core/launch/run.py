@@ -8,9 +8,10 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from maya_core.device.build import library
 from maya_core.errors import MayaError
@@ -90,7 +91,7 @@ def run_command(
                 exit_code = torchrun.launch(args, launcher, setting)
             else:
                 exit_code = _run_program([program or command[0], *command[1:]], settings, setting or RankSetting())
-        job = collect(folder, world, exit_code)
+        job = collect(folder, world, exit_code, coordinator.failed)
         if job is not None:
             job = replace(job, command=without_secrets(command), node=request.node, network=request.network)
         return exit_code, job
@@ -156,9 +157,11 @@ def _run_program(command: list[str], settings: ProcessSettings, setting: RankSet
     return exit_code if exit_code >= 0 else 128 - exit_code
 
 
-def collect(out: Path, world: World, exit_code: int) -> JobTrace | None:
-    """The traces of a run that has ended."""
-    traces = gave_up(read_traces(out), exit_code)
+def collect(
+    out: Path, world: World, exit_code: int, failed: Mapping[int, int] = MappingProxyType({})
+) -> JobTrace | None:
+    """The traces of a run that has ended. `failed` has the exit codes of ranks that ended with one."""
+    traces = gave_up(read_traces(out), exit_code, failed)
     if not traces:
         return None
     joined = max(trace.meta["world_size"] for trace in traces)
@@ -170,6 +173,7 @@ def collect(out: Path, world: World, exit_code: int) -> JobTrace | None:
         nodes=-(-world_size // per_node),
         gpus_per_node=per_node,
         exit_code=exit_code,
+        failed=dict(failed),
     )
 
 

@@ -47,6 +47,8 @@ def _plain(job: JobTrace, gpu: Gpu) -> Memory:
     """The memory of a job with the values that were taken for unknown ones."""
     rows = [row for rank, trace in job.ranks.items() for row in _devices(rank, trace, gpu)]
     answers = {row.fits for row in rows}
+    if set(job.failed) - set(job.ranks):  # ranks that failed and left no trace
+        answers.add(None)
     return Memory(fits=False if False in answers else None if None in answers or not rows else True, ranks=rows)
 
 

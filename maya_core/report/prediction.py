@@ -501,6 +501,8 @@ class Prediction(Part):
     """Notes in words about this prediction: for example steps that differ, an optimizer that never stepped, or an out-of-memory error that the program caught."""
     hangs: list[str]
     """Where the job would hang, in words. Empty if it would not."""
+    failures: list[str] = []
+    """How the program failed, in words, the first failure first. Empty if it did not. All figures describe the run up to that point."""
 
     def __str__(self) -> str:
         from rich.console import Console

@@ -112,6 +112,7 @@ def summarize(analysis: Analysis) -> Prediction:
         unknown_values=values,
         caveats=[*caveats_of_values(values), *_caveats(analysis), *_unknown_op_caveats(unknown, ranks)],
         hangs=analysis.hangs,
+        failures=_failures(job),
     )
 
 
@@ -239,7 +240,7 @@ def _trace(analysis: Analysis, shown: int) -> TracePart:
     traces = list(analysis.job.ranks.values())
     return TracePart(
         steps=analysis.steps,
-        ended=_ended(traces),
+        ended=_ended(traces, analysis.job),
         torch=traces[0].meta["torch"],
         python=traces[0].meta["python"],
         events=sum(len(trace.events) for trace in traces),
@@ -266,10 +267,27 @@ def _workload(job: JobTrace) -> Workload | None:
     return None if found is None else Workload(**found)
 
 
-def _ended(traces: list[RankTrace]) -> str:
-    """How the job ended: the worst ending of any rank."""
+def _ended(traces: list[RankTrace], job: JobTrace) -> str:
+    """How the job ended: the worst ending of any rank, also of one that left no trace."""
     order = ("completed", "stopped", "hung", "failed")
+    if set(job.failed) - set(job.ranks):
+        return "failed"
     return max((str(trace.meta["ended"]) for trace in traces), key=order.index)
+
+
+def _failures(job: JobTrace) -> list[str]:
+    """Ranks that failed, in the order in which they did."""
+    order = [*job.failed, *(rank for rank in job.ranks if rank not in job.failed)]
+    found = []
+    for rank in order:
+        trace = job.ranks.get(rank)
+        if trace is None:
+            found.append(f"rank {rank} ended with exit code {job.failed[rank]} and left no trace")
+        elif trace.meta["ended"] == "failed":
+            who = f"rank {rank}" if job.processes > 1 else "the program"
+            steps = f"after {trace.steps} step{'s' * (trace.steps != 1)}"
+            found.append(f"{who} failed {steps}: {trace.meta.get('failure') or 'it ended with an error'}")
+    return found
 
 
 def _kernels(analysis: Analysis, rank: int) -> int | None:

@@ -40,6 +40,7 @@ Figure = tuple[str, str | Text, str]  # a headline figure: its name, its value, 
 def render(prediction: Prediction) -> Group:
     lines: list[RenderableType] = [Text(_title(prediction), style="bold")]
     lines += [Text(hang, style="bold red") for hang in prediction.hangs]
+    lines += [Text(sentence, style="bold red") for sentence in _failed(prediction)]
     lines.append(_headline(prediction))
     if prediction.time is not None and prediction.step_time_s:
         lines.append(_step_bar(prediction.time))
@@ -58,6 +59,17 @@ def render(prediction: Prediction) -> Group:
         lines.append(Text(_compiled(prediction.compiled), style="dim"))
     lines += [Text(f"Note: {caveat}", style="yellow") for caveat in prediction.caveats]
     return Group(*lines)
+
+
+def _failed(prediction: Prediction) -> list[str]:
+    """What failed first. Running out of memory is told by the verdict on memory."""
+    if not prediction.failures or prediction.memory.fits is False:
+        return []
+    more = len(prediction.failures) - 1
+    others = f" {more} other rank{'s' * (more != 1)} failed, too." if more else ""
+    return [
+        f"THE JOB FAILED: {prediction.failures[0]}.{others} All figures below describe what it did until then, not a healthy run."
+    ]
 
 
 def _compiled(compiled: Compiled) -> str:

@@ -77,6 +77,7 @@ class Emulation:
         self.skipped = Skipped()
         self.notes = Notes(quiet=bool(self.rank))
         self.trace: RankTrace | None = None
+        self.failure = ""  # in words, if the program has failed
         self.forked = False
         self.others: OtherRanks | None = None
         self.files = FilesRead() if settings.note_files else None
@@ -232,6 +233,7 @@ class Emulation:
             "stand_ins": self.exchange.stand_ins,
             "assumed_ranks": sorted(self.exchange.assumed),
             "hung": hung,
+            "failure": self.failure,
             "data": self.batches.by_step(self.steps.ends, forward, backward),
             "idle_optimizers": self.steps.idle,
             "workload": self.workload.found(),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import sys
+import traceback
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from maya_core.launch.settings import VARIABLE, ProcessSettings
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from maya_core.session.emulation import Emulation
 
 
+MOST_CHARACTERS = 300  # of an error's message
 SEED = 67280421310721  # the one that torch's generators on GPUs begin with
 
 
@@ -38,16 +41,42 @@ class EmulatedProcess:
 
         def note_failure(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
             self.failed = True
+            self.emulation.failure = _in_words(error, where)
             excepthook(kind, error, where)
             if advice := gpu_only.advice(error):
                 say(advice)
 
         sys.excepthook = note_failure
         atexit.register(self.finish)
+        self._record_sudden_end()
+
+    def _record_sudden_end(self) -> None:
+        """A program that leaves by os._exit runs no exit handlers, but its trace is written all the same."""
+        leave = os._exit
+
+        @functools.wraps(leave)
+        def _exit(status: int) -> NoReturn:
+            if os.getpid() == self.owner and self.emulation.trace is None:
+                self.failed = self.failed or status != 0
+                self.emulation.failure = self.emulation.failure or f"it left by os._exit({status})"
+                sys.stdout.flush()
+                self.finish()
+            leave(status)
+
+        self.emulation.device.patches.set(os, "_exit", _exit)
 
     def finish(self) -> None:
         if os.getpid() == self.owner:
             self.emulation.finish("failed" if self.failed else "completed")
+
+
+def _in_words(error: BaseException, where: TracebackType | None) -> str:
+    """The error, and the program's line that it came from."""
+    frames = traceback.extract_tb(where)
+    message = " ".join(str(error).split())[:MOST_CHARACTERS]
+    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    own = [frame for frame in frames if "site-packages" not in frame.filename and not frame.filename.startswith("<")]
+    return f"{text} ({own[-1].filename}:{own[-1].lineno})" if own else text
 
 
 def seed(rank: int) -> None:

@@ -68,6 +68,8 @@ class JobTrace:
     """The network between nodes, if the user named it."""
     exit_code: int = 0
     """The exit code of the command."""
+    failed: Mapping[int, int] = field(default_factory=dict)
+    """The exit codes of ranks that ended with one, in the order in which they ended."""
     bounds: Mapping[Extreme, JobTrace | None] = field(default_factory=dict)
     """The same job with unknown masks that keep nothing, and with masks that keep everything, where memory depends on them. None: that run failed."""
 
@@ -206,6 +208,7 @@ class Manifest(BaseModel):
     node: str | None = None
     network: str | None = None
     exit_code: int = 0  # of the command
+    failed: dict[int, int] = {}  # exit codes of ranks
 
 
 def trace_path(folder: Path, rank: int) -> Path:
@@ -228,6 +231,7 @@ def write_manifest(folder: Path, job: JobTrace) -> None:
         node=job.node,
         network=job.network,
         exit_code=job.exit_code,
+        failed=dict(job.failed),
     )
     part = folder / (MANIFEST + ".part")
     part.write_text(manifest.model_dump_json(indent=2) + "\n")
@@ -258,7 +262,7 @@ def read_job(folder: str | Path) -> JobTrace:
                 f"rank {rank} of the job in {folder} cannot be read: {error.problem}", error.advice
             ) from error
     return replace(
-        collate(gave_up(traces, manifest.exit_code)),
+        collate(gave_up(traces, manifest.exit_code, manifest.failed)),
         world_size=manifest.world_size,
         nodes=manifest.nodes,
         gpus_per_node=manifest.gpus_per_node,
@@ -266,16 +270,24 @@ def read_job(folder: str | Path) -> JobTrace:
         node=manifest.node,
         network=manifest.network,
         exit_code=manifest.exit_code,
+        failed=manifest.failed,
         bounds=bounds,
     )
 
 
-def gave_up(traces: list[RankTrace], exit_code: int) -> list[RankTrace]:
-    """Marks ranks as failed where the command's exit code says so: a rank that exits with a code cannot record that itself."""
-    if not exit_code or any(trace.meta["ended"] in ("failed", "hung") for trace in traces):
-        return traces
-    ended = {"completed": "failed"}
-    return [replace(one, meta={**one.meta, "ended": ended.get(one.meta["ended"], one.meta["ended"])}) for one in traces]
+def gave_up(traces: list[RankTrace], exit_code: int, failed: Mapping[int, int]) -> list[RankTrace]:
+    """Marks ranks as failed that their exit codes say so of: a rank that exits with a code cannot record that itself. If no rank is known to
+    have failed, but the command has, those that were not stopped by Maya did."""
+    marked = [_failed(one, failed[one.meta["rank"]]) if failed.get(one.meta["rank"]) else one for one in traces]
+    if not exit_code or failed or any(trace.meta["ended"] in ("failed", "hung") for trace in marked):
+        return marked
+    return [_failed(one, exit_code) if one.meta["ended"] == "completed" else one for one in marked]
+
+
+def _failed(trace: RankTrace, code: int) -> RankTrace:
+    if trace.meta["ended"] in ("failed", "hung"):
+        return trace
+    return replace(trace, meta={**trace.meta, "ended": "failed", "failure": f"it ended with exit code {code}"})
 
 
 def _read_manifest(folder: Path) -> Manifest:

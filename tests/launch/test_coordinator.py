@@ -104,7 +104,7 @@ def test_a_value_travels_from_one_rank_to_another(coordinator: Coordinator) -> N
         assert first.answer() == ("returned", b"hello")
         assert second.answer() == ("returned", None)
         for rank in (0, 1):
-            link.ended(rank)
+            link.ended(rank, 0)
         assert link.next_rank(8) == (None, False)
 
 
@@ -148,7 +148,7 @@ def test_a_rank_that_waits_for_one_that_has_ended_is_told_so(coordinator: Coordi
         first = Rank(coordinator, waits)
         while (found := link.next_rank(8))[0] is None:
             pass
-        link.ended(found[0])  # it was started, and died before it connected
+        link.ended(found[0], 1)  # it was started, and died before it connected
         assert first.answer() == ("hangs", "rank 0 waits for data from rank 1 in a broadcast, which has ended")
 
 

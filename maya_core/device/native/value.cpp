@@ -153,8 +153,8 @@ uint64_t samples_made = 0;
 at::Scalar drawn_number(const Sampled& sampled) {
   if (sampled.dtype == at::kBool) return false;
   if (at::isIntegralType(sampled.dtype, false)) return 0;
-  const double falling = 0.5 + 0.5 / (1 + double(scalars_drawn++) / 1024);
-  return sampled.sample == Sample::Unit ? 0.5 * falling : falling;
+  const double falling = 1 + 0.5 / (1 + double(scalars_drawn++) / 1024);
+  return sampled.sample == Sample::Unit ? falling / 2 : falling;
 }
 
 void draw_indices(const Sampled& sampled, int64_t* out, int64_t elements) {
