@@ -22,15 +22,20 @@ __all__ = [
     "emulate",
     "predict",
     "read_job",
+    "step",
     "what_if",
 ]
 
 if TYPE_CHECKING:
-    from maya_core.api import EmulatedBlock, JobTrace, MayaError, Prediction, emulate, predict, read_job, what_if
+    from maya_core.api import EmulatedBlock, JobTrace, MayaError, Prediction, emulate, predict, read_job, step, what_if
 
 
 def __getattr__(name: str) -> Any:
     # torch imports this package with every `import torch` (session/autoload.py), so nothing heavy may come with it.
+    if name == "step":  # which stands in training programs, also where they run for real
+        from maya_core.marking import step
+
+        return step
     if name in __all__:
         from maya_core import api
 

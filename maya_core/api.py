@@ -16,12 +16,13 @@ from typing import Any
 from maya_core import pipeline
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import hardware_file_in_use
+from maya_core.marking import step
 from maya_core.report.prediction import Prediction
 from maya_core.request import ClusterOptions, PredictionOptions, Request, unknown_option
 from maya_core.session.block import EmulatedBlock, emulate
 from maya_core.trace.job import JobTrace, read_job
 
-__all__ = ["EmulatedBlock", "JobTrace", "MayaError", "Prediction", "emulate", "predict", "read_job", "what_if"]
+__all__ = ["EmulatedBlock", "JobTrace", "MayaError", "Prediction", "emulate", "predict", "read_job", "step", "what_if"]
 
 
 REPORT = frozenset(PredictionOptions.model_fields) | {"network", "price_per_gpu_hour"}

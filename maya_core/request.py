@@ -76,6 +76,12 @@ def _assumed(value: object) -> object:
     return found
 
 
+def _place(value: object) -> object:
+    if isinstance(value, str) and not re.fullmatch(r".+:\d+", value):
+        raise ValueError("not FILE:LINE. Give a line of the program at which a step ends: train.py:120")
+    return value
+
+
 def _is_number(text: str) -> bool:
     try:
         return math.isfinite(float(text))
@@ -147,6 +153,15 @@ class EmulationOptions(Options):
             in_plugins=False,
         ),
     ] = ()
+    step_at: Annotated[
+        str | None,
+        BeforeValidator(_place),
+        Option(
+            "A training step ends whenever the program comes to this line.",
+            metavar="FILE:LINE",
+            default="when the optimizers have stepped",
+        ),
+    ] = None
     assume: Annotated[
         dict[str, float],
         BeforeValidator(_assumed),

@@ -21,8 +21,8 @@ from maya_core.report.prediction import VERSION, Prediction
 FIELDS = Path(__file__).with_name("public_fields.json")
 
 COMMANDS = {
-    "run": "attention burst gpu gpus-per-node hardware host html json mlflow mlflow-experiment network node nodes out pair "
-    "price-per-gpu-hour profile ranks samples-per-step steps tokens-per-step",
+    "run": "assume attention burst gpu gpus-per-node hardware host html json mlflow mlflow-experiment network node nodes out pair "
+    "price-per-gpu-hour profile ranks samples-per-step step-at steps tokens-per-step",
     "report": "attention burst hardware host html json memory-snapshot network price-per-gpu-hour profile rank samples-per-step timeline "
     "tokens-per-step",
     "what-if": "attention burst gpu gpus-per-node hardware host html json network node nodes price-per-gpu-hour profile samples-per-step "
@@ -48,6 +48,7 @@ def test_python_names() -> None:
         "emulate",
         "predict",
         "read_job",
+        "step",
         "what_if",
     }
     for name in maya_core.__all__:

@@ -1,15 +1,18 @@
 """Counts training steps with torch's optimizer hooks, and stops the program after the requested number.
 
-A step is a round in which every optimizer of the program steps once. The number of optimizers is learned from the first round,
+The program may say itself where a step ends (`maya_core.step()`, `--step-at`). Otherwise, a step is a round in which every optimizer of the program steps once. The number of optimizers is learned from the first round,
 which is over when one of them steps again. The end of the first step is therefore only known a little later, so step ends are kept
 as places in the record and inserted afterwards. If only one step is requested, no second one is run to find its end: the round is
-over when every parameter of every optimizer has stepped.
+over when every parameter of every optimizer has stepped. In a program without an optimizer of torch, each backward pass ends a step.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
+import linecache
+import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -18,13 +21,21 @@ from typing import Any
 import torch
 from torch.optim import optimizer as torch_optimizer
 
+from maya_core import marking
+from maya_core.marking import HOW_TO_MARK
 from maya_core.patches import Patches
 from maya_core.recording.module_paths import on_device, on_host
+from maya_core.recording.step_line import StepLine
+from maya_core.torch_seam.training import INIT_OPTIM_STATE
 from maya_core.trace.schema import Category
 
 # How much slower torch's own Adam is on the host than one fused kernel: 1.39 ns per parameter instead of 0.25 (PT-CPU and CPU-Adam
 # in the ZeRO-Offload paper, arXiv 2101.06840).
 OP_BY_OP = 5.6
+
+
+_MARK = re.compile(r"maya_core\.step\(|from maya_core import .*\bstep\b")  # in the sources of a program
+_MOST_WAITED = 1000  # requested steps that may pass before the first mark of a program that has one
 
 
 class StopProgram(SystemExit):
@@ -34,10 +45,23 @@ class StopProgram(SystemExit):
 class StepCounter:
     """Counts rounds of optimizer steps. `ends` contains, for each completed step, the number of events recorded by then."""
 
-    def __init__(self, native: ModuleType, limit: int | None, on_step: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self,
+        native: ModuleType,
+        limit: int | None,
+        on_step: Callable[[int], None] | None = None,
+        tell: Callable[[str], None] = lambda _: None,
+        step_at: str | None = None,
+        is_library: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        """`tell` is called with what the user should know; `step_at` is the line of the program at which a step ends; `is_library` tells of
+        a file whether it is no part of the program."""
         self.native = native
         self.limit = limit
         self.on_step = on_step
+        self._tell = tell
+        self._is_library = is_library
+        self._line = StepLine(step_at, self.mark) if step_at else None
         self.loop_stops = False  # an integration calls `stop_if_enough` between the steps of its framework's loop
         self.restart()
 
@@ -48,6 +72,11 @@ class StepCounter:
         self._round_end = 0
         self._entered = 0  # events recorded when the last optimizer step began
         self._aside = 0
+        self._marked = self._line is not None  # the program says where steps end
+        self._seen: set[int] = set()  # ids of optimizers that have stepped
+        self._backwards: list[int] = []  # events recorded at the end of each backward pass before any optimizer stepped
+        self._by_backwards = False
+        self._awaits_mark: bool | None = None  # whether the program will mark its steps; None: nobody has looked
         self.idle = 0  # optimizers that had not stepped by the end of the last step
         self._stepped: set[int] = (
             set()
@@ -55,7 +84,9 @@ class StepCounter:
 
     @property
     def enough(self) -> bool:
-        return self.limit is not None and len(self.ends) >= self.limit
+        if self.limit is None or len(self.ends) < self.limit:
+            return False
+        return not (self._awaits_mark and len(self.ends) < _MOST_WAITED * self.limit)
 
     def stop_if_enough(self) -> None:
         if self.enough:
@@ -68,6 +99,11 @@ class StepCounter:
         return len(self.ends) + 1 + first_is_over
 
     @property
+    def marked_line_was_reached(self) -> bool:
+        """Whether the program came to the line that the user gave, if one was given."""
+        return self._line is None or self._line.reached
+
+    @property
     def begun(self) -> bool:
         """Whether an optimizer has stepped, so that on a GPU the weights would have changed."""
         return bool(self._stepped)
@@ -75,10 +111,72 @@ class StepCounter:
     def install(self, patches: Patches) -> None:
         patches.on_undo(torch_optimizer.register_optimizer_step_pre_hook(self._before).remove)
         patches.on_undo(torch_optimizer.register_optimizer_step_post_hook(self._after).remove)
+        patches.set(torch.autograd, "backward", self._noting_backward(torch.autograd.backward))
+        marking.listeners.append(self.mark)
+        patches.on_undo(lambda: marking.listeners.remove(self.mark))
+        if self._line is not None:
+            self._line.install(patches)
+        INIT_OPTIM_STATE.wrap(patches, self._aside_of)
 
     def finish(self) -> None:
         """Called at the end of the program, which also ends a first round that had no second one."""
-        if self._round and self._round_size is None:
+        if self._round and self._round_size is None and not self._marked:
+            self._end_step()
+        if not self.ends and not self._marked:
+            self._count_backwards(len(self._backwards))
+        if self._awaits_mark:  # there was none
+            self._awaits_mark = False
+            del self.ends[self.limit :]
+
+    # ---- marks of the program ----
+    def mark(self) -> None:
+        """The program says that a step ends here."""
+        if not self._marked or self._by_backwards:
+            self._forget_rounds()
+        self._round_end = self.native.event_count()
+        self._end_step()
+        if not self.loop_stops:
+            self.stop_if_enough()
+
+    def _forget_rounds(self) -> None:
+        """What was taken for steps before the first mark."""
+        self._marked, self._by_backwards, self._awaits_mark = True, False, False
+        self.ends.clear()
+        self._round.clear()
+        self._backwards.clear()
+
+    def _is_marked_later(self) -> bool:
+        """Whether the program has not come to its first mark yet: its sources call `maya_core.step`."""
+        modules = [sys.modules.get("__main__"), *list(sys.modules.values())]
+        files = {file for module in modules if (file := getattr(module, "__file__", None)) and file.endswith(".py")}
+        own = (file for file in files if not self._is_library(file))
+        return any(_MARK.search("".join(linecache.getlines(file))) for file in own)
+
+    # ---- programs without an optimizer of torch ----
+    def _noting_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if not (self._stepped or self._round or self._marked or self._aside):
+                self._backwards.append(self.native.event_count())
+                if self.limit is not None and len(self._backwards) > self.limit and not self.loop_stops:
+                    self._count_backwards(self.limit)
+                    self.stop_if_enough()
+            return result
+
+        return backward
+
+    def _count_backwards(self, steps: int) -> None:
+        """Takes each backward pass for a step, if the program has no optimizer of torch."""
+        if not steps or any(issubclass(type(one), torch.optim.Optimizer) for one in gc.get_objects()):
+            return
+        self._tell(
+            "The program uses no optimizer of torch, so the end of each backward pass was taken for the end of a step. If a step is something "
+            f"else, {HOW_TO_MARK}."
+        )
+        self._marked = self._by_backwards = True
+        for end in self._backwards[:steps]:
+            self._round_end = end
             self._end_step()
 
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -147,16 +245,30 @@ class StepCounter:
         finally:
             self._aside -= 1
 
+    def _aside_of(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def aside(*args: Any, **kwargs: Any) -> Any:
+            with self.aside():
+                return original(*args, **kwargs)
+
+        return aside
+
     def _begin(self, optimizer: Any) -> None:
-        if not self._aside and id(optimizer) in self._round:
+        if not self._aside and not self._marked and id(optimizer) in self._round:
             self._round_size = self._round_size or len(self._round)
             self._end_step()
             if not self.loop_stops:
                 self.stop_if_enough()
 
     def _end(self, optimizer: Any) -> None:
-        if self._aside:
+        if self._aside or self._marked:
             return
+        if self.ends and id(optimizer) not in self._seen:
+            self._tell(
+                "The program's optimizers take turns, and not all of them stepped in the first step, so steps may differ. If a step is "
+                f"something else, {HOW_TO_MARK}."
+            )
+        self._seen.add(id(optimizer))
         self._round.append(id(optimizer))
         self._round_end = self.native.event_count()
         if self._round_size is None and self.limit == 1 and not _waiting(self._stepped):
@@ -169,6 +281,8 @@ class StepCounter:
     def _end_step(self) -> None:
         self._round.clear()
         self.ends.append(self._round_end)
+        if self.enough and not self._marked and self._awaits_mark is None:
+            self._awaits_mark = self._is_marked_later()
         if self.enough:
             self.idle = _waiting(self._stepped)
         if self.on_step:

@@ -15,6 +15,7 @@ from maya_core.hardware.cluster import Cluster
 from maya_core.hardware.dtypes import dtype
 from maya_core.hardware.host_costs import KERNEL_GAP_S, LAUNCH_S
 from maya_core.hardware.models import Price
+from maya_core.marking import HOW_TO_MARK
 from maya_core.ops.attention_choice import changes_layout
 from maya_core.ops.kernel import Convolution, Gemm, GroupedGemm, Kernel, Recurrent, Streaming, TritonGemm
 from maya_core.ops.plan import flops_of
@@ -374,7 +375,7 @@ def _step_caveats(analysis: Analysis, trace: RankTrace) -> list[str]:
     if len(steady) > 1 and steady.max() > UNEVEN * steady.min():
         found.append(
             f"Steps differ: the shortest takes {wording.seconds(float(steady.min()))}, the longest {wording.seconds(float(steady.max()))}. "
-            "The step time is their mean and includes validation or logging between steps."
+            f"The step time is their mean and includes validation or logging between steps. If a step is something else, {HOW_TO_MARK}."
         )
     return found
 

@@ -12,6 +12,7 @@ from rich.style import StyleType
 from rich.table import Table
 from rich.text import Text
 
+from maya_core.marking import HOW_TO_MARK
 from maya_core.report import wording
 from maya_core.report.prediction import Compiled, DeviceMemory, Prediction, RankTime, Time
 from maya_core.report.unknown_values import memory_in_words
@@ -141,7 +142,11 @@ def _step_time(prediction: Prediction) -> list[Figure]:
         if prediction.warm_up_s:
             remark += f"; start-up and first step take {wording.seconds(prediction.warm_up_s)}"
         return [("step time", wording.seconds(prediction.step_time_s), remark)]
-    why = "the job would hang" if prediction.hangs else "the program did not complete an optimizer step"
+    why = (
+        "the job would hang"
+        if prediction.hangs
+        else f"the program did not complete an optimizer step. If it trains, {HOW_TO_MARK}"
+    )
     figures: list[Figure] = [("step time", _unknown(), why)]
     if prediction.recorded_s and prediction.trace.ended != "failed":
         figures.append(("whole run", wording.seconds(prediction.recorded_s), "all GPU work of the program"))

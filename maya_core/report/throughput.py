@@ -116,8 +116,8 @@ def _from_integers(analysis: Analysis, loaded: Throughput | None) -> Throughput 
         ops = trace.events[where]
         ops = ops[ops["kind"] == EventKind.OP]
         totals: dict[
-            tuple[int, int], list[float]
-        ] = {}  # by module and phase: forward and backward look up the same ids
+            tuple[int, int, str], list[float]
+        ] = {}  # by module and phase: forward and backward look up the same ids. A compiled module has several embeddings
         for number, call in enumerate(trace.calls):
             found = _looked_up(call)
             if found is None:
@@ -125,7 +125,7 @@ def _from_integers(analysis: Analysis, loaded: Throughput | None) -> Throughput 
             ids, phase = found
             those = ops[(ops["subject"] == number) & (ops["phase"] == phase)]
             for module, count in zip(*np.unique(those["module"], return_counts=True), strict=True):
-                total = totals.setdefault((int(module), phase), [0.0, 0.0])
+                total = totals.setdefault((int(module), phase, call.op if call.triton else ""), [0.0, 0.0])
                 total[0] += count * (ids.sizes[0] if len(ids.sizes) > 1 else 0) / steps
                 total[1] += count * ids.numel / steps
         # A lookup without a backward belongs to validation, unless no embedding has a backward because it is frozen.

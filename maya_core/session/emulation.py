@@ -60,10 +60,16 @@ class Emulation:
         self.device = EmulatedDevice(gpu, settings.gpus or 1, private, ProgramTiming(gpu).kernel_seconds)
         self.modules = ModulePaths(self.device.native)
         self.link = Link(settings.coordinator, frozenset(settings.chosen)) if settings.coordinator else None
-        self.steps = StepCounter(
-            self.device.native, settings.request.steps, on_step or (self.link.step if self.link else None)
-        )
         request = settings.request
+        self.notes = Notes(quiet=bool(self.rank))
+        self.steps = StepCounter(
+            self.device.native,
+            request.steps,
+            on_step or (self.link.step if self.link else None),
+            self.notes.add,
+            request.step_at,
+            self.device.is_library,
+        )
         self.unknown = UnknownValues(
             self.device.native, self.steps, self.device.is_library, request.assume, settings.unknown
         )
@@ -75,7 +81,6 @@ class Emulation:
             self.device.native, self.collectives, self.link, Buffers(self.device.gpu, self.ranks_per_node)
         )
         self.skipped = Skipped()
-        self.notes = Notes(quiet=bool(self.rank))
         self.trace: RankTrace | None = None
         self.failure = ""  # in words, if the program has failed
         self.forked = False
@@ -180,6 +185,8 @@ class Emulation:
         native = self.device.native
         native.stop_recording()
         self.steps.finish()
+        if not self.steps.marked_line_was_reached:
+            self.notes.add(f"--step-at {self.settings.request.step_at}: the program did not come to that line.")
         for place in self.unknown.unused():
             self.notes.add(f"--assume {place}: the program read no unknown value there.")
         hung = self.link.hung if self.link else ""

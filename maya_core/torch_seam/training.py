@@ -19,6 +19,8 @@ ASYNC_EXECUTORS = (
 LOAD_STATE_DICT = Name("torch.distributed.checkpoint.state_dict_loader", "_load_state_dict")
 STAGE = Name("torch.distributed.checkpoint.staging:DefaultStager", "stage")
 STAGE_BLOCKING = Name("torch.distributed.checkpoint.staging:BlockingAsyncStager", "stage")
+# Creates the state of an optimizer by a step with zero gradients, before a checkpoint is made or read.
+INIT_OPTIM_STATE = Name("torch.distributed.checkpoint.state_dict", "_init_optim_state")
 NAMES = ASYNC_EXECUTORS  # of the tuples above, for the seam test
 
 

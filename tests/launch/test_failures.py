@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from maya_here import MAYA
 
 pytestmark = pytest.mark.slow
+MAYA = str(Path(sys.executable).parent / "maya")
 
 LOOP = """
 import os, sys, torch
@@ -41,7 +41,7 @@ for step in range(4):
 
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*MAYA, *words], cwd=folder, capture_output=True, text=True, timeout=300)
+    return subprocess.run([MAYA, *words], cwd=folder, capture_output=True, text=True, timeout=300)
 
 
 def predicted(folder: Path) -> dict:
