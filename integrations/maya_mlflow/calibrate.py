@@ -80,6 +80,13 @@ def _jobs(every: list[Pair], gpu: str | None, experiment: str) -> tuple[list[lis
     for pair in same:
         if pair.predicted.params.get("maya/gpu") == chosen:
             jobs.setdefault(pair.predicted.tags.get(keys.FINGERPRINT) or pair.predicted.run_id, []).append(pair)
+    if not jobs and (other := [pair for pair in every if pair.is_of_other_hardware]):
+        first = other[0]
+        raise MayaError(
+            f"experiment '{experiment}' has only pairs of different hardware: {first.predicted.name} and {first.actual.name} differ in "
+            f"{'; '.join(first.differences())}.",
+            "Factors from them would describe the other hardware. Predict the job on the hardware that it ran on: `maya run --gpu ...`.",
+        )
     if not jobs:
         of = f" on {gpu}" if gpu else ""
         raise MayaError(

@@ -97,16 +97,23 @@ def compare(
             raise MayaError(*_no_pairs(found.name, every))
     console = Console()
     console.print(comparing.one_pair(pairs[0]) if len(pairs) == 1 else comparing.many_pairs(pairs))
-    if len(pairs) > 1:
-        console.print(comparing.summary(pairs))
+    counted = [pair for pair in pairs if not pair.is_of_other_hardware]
+    if len(counted) > 1:
+        console.print(comparing.summary(counted))
     comparing.say_differences(console, pairs)
-    for path in comparing.write_figures(pairs, out):
+    if left := len(pairs) - len(counted):
+        console.print(
+            f"[yellow]{left} pair{'s' * (left != 1)} of different hardware count{'s' * (left == 1)} neither for the medians nor for the exit "
+            "code.[/yellow]",
+            soft_wrap=True, highlight=False,
+        )  # fmt: skip
+    for path in comparing.write_figures(counted, out):
         console.print(f"[dim]Written: {path}[/dim]", highlight=False, soft_wrap=True)
     if json_file is not None:
         json_file.write_text(json.dumps({"format": "maya-compare", "pairs": comparing.as_json(pairs)}, indent=2) + "\n")
     if log:
         comparing.log_errors(client, pairs)
-    _check_drift(comparing.drift(pairs), threshold, min(len(pairs), comparing.NEWEST))
+    _check_drift(comparing.drift(counted), threshold, min(len(counted), comparing.NEWEST))
 
 
 def _given_pair(predicted: Run, actual: Run) -> Pair:

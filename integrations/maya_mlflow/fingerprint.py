@@ -57,6 +57,9 @@ def predicted_job(prediction: Prediction) -> JobIdentity | None:
     )
 
 
+HARDWARE = ("GPU", "world size", "GPUs per node")  # of the parts
+
+
 def differences(one: dict[str, str], other: dict[str, str]) -> list[str]:
     """How the parts of two jobs differ, in words."""
     return [f"{name} {one[name]} and {other[name]}" for name in one if name in other and one[name] != other[name]]

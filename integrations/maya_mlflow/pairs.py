@@ -10,7 +10,7 @@ from typing import Any
 from maya_core.errors import MayaError
 from maya_mlflow import keys
 from maya_mlflow.draft import without_password
-from maya_mlflow.fingerprint import differences
+from maya_mlflow.fingerprint import HARDWARE, differences
 
 PAGE = 500  # runs per request, so that a server answers in time
 
@@ -43,8 +43,16 @@ class Pair:
 
     def differences(self) -> list[str]:
         """How the two jobs differ, in words."""
-        parts = [json.loads(run.tags.get(keys.JOB, "{}")) for run in (self.predicted, self.actual)]
-        return differences(*parts)
+        return differences(*self._parts())
+
+    @property
+    def is_of_other_hardware(self) -> bool:
+        """Whether the two runs were on different hardware, so that the error says nothing about the prediction."""
+        mine, real = self._parts()
+        return bool(differences(*({name: each[name] for name in HARDWARE if name in each} for each in (mine, real))))
+
+    def _parts(self) -> list[dict[str, str]]:
+        return [json.loads(run.tags.get(keys.JOB, "{}")) for run in (self.predicted, self.actual)]
 
 
 def client(uri: str | None = None) -> Any:

@@ -69,6 +69,8 @@ def kineto(
 
     use_hardware_file(hardware)
     loaded = [reader.load(path) for path in traces]
+    for path, trace in zip(traces, loaded, strict=True):
+        reader.refuse_predicted(path, trace)
     names = [each for trace in loaded for each in reader.device_names(trace)]
     board = reader.agreed_gpu(names, gpu, ", ".join(str(path) for path in traces))
     _check_name(name or board.name, add, replace)

@@ -153,6 +153,15 @@ def load(path: Path) -> dict[str, Any]:
     return answer
 
 
+def refuse_predicted(path: Path, trace: dict[str, Any]) -> None:
+    """A timeline of Maya's has the form of a profiler trace, but nobody has measured its times."""
+    if "maya" in trace:
+        raise MayaError(
+            f"{path} is a timeline that Maya {trace['maya']} predicted: a calibration from it would only repeat the prediction.",
+            f"Give a trace of a real run. {AGAIN}",
+        )
+
+
 def gpu_by_driver_name(name: str) -> Gpu | None:
     """The GPU with this driver name. The catalog's own entry is preferred to one that a user derived from it."""
     wanted = name.removeprefix("NVIDIA ").casefold()

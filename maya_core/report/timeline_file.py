@@ -2,7 +2,8 @@
 
     write_trace(analysis, Path("trace.json.gz"))
 
-Perfetto, chrome://tracing, HolisticTraceAnalysis and `maya calibrate kineto` can read them. They differ from Kineto's in two ways:
+Perfetto, chrome://tracing and HolisticTraceAnalysis can read them. `maya calibrate kineto` refuses them, because nobody measured their
+times. They differ from Kineto's in two ways:
 kernels are named after their family and their op, because the real names depend on the GPU's libraries; and a launch whose time was
 measured together with that of another has no duration of its own.
 """

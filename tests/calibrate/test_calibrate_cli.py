@@ -113,3 +113,14 @@ def test_another_gpu_is_not_taken_by_mistake(trace: Path, tmp_path: Path) -> Non
     written.add(64, 64, 3.0)
     with pytest.raises(MayaError, match="'ours' is a calibration of h100, but these measurements are of h200"):
         maya("kineto", written.write(tmp_path / "h200.json"), "--name", "ours", "--add")
+
+
+def test_a_predicted_timeline_is_no_measurement(tmp_path: Path) -> None:
+    from report.small_jobs import trained
+
+    from maya_core.report.timeline_file import write_trace
+
+    [predicted] = write_trace(trained(1)[0], tmp_path / "timeline.json.gz", rank=0)
+    with pytest.raises(MayaError, match=r"timeline.json.gz is a timeline that Maya [\d.]+ predicted") as error:
+        maya("kineto", predicted)
+    assert "Give a trace of a real run" in error.value.advice

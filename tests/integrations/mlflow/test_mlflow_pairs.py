@@ -71,14 +71,31 @@ def test_drift_is_of_the_newest_pairs() -> None:
     assert drift(pairs_of(every[:100]))[keys.STEP_TIME] == pytest.approx(100 * (1 - 1 / 1.01))
 
 
-def fill(database: Path, experiment: str, pairs: int) -> None:
+def test_pairs_of_other_hardware_are_recognized() -> None:
+    def on(**parts: str) -> str:
+        return json.dumps({"GPU": "h100", "world size": "8", "inputs": "x", **parts})
+
+    predicted = run("predicted", "predicted", 1, pair_id="p", job=on())
+    for other, expected in (
+        (on(), False),
+        (on(inputs="y"), False),
+        (on(GPU="a100"), True),
+        (on(**{"world size": "4"}), True),
+    ):
+        (pair,) = pairs_of([predicted, run("actual", "actual", 2, pair_id="p", job=other)])
+        assert pair.is_of_other_hardware is expected
+
+
+def fill(database: Path, experiment: str, pairs: int, actual_gpu: str = "h100", slower: float = 1.0) -> None:
     """Runs as MLflow 3.17 has them in its tables: through its API they would take a minute to make."""
     draw = random.Random(0)
     runs, metrics, tags = [], [], []
     for number in range(pairs):
         step = draw.lognormvariate(-1, 1)
         for kind in ("predicted", "actual"):
-            run_id = f"{number:016x}{'a' if kind == 'actual' else 'b':>016s}".replace(" ", "0")
+            run_id = f"{number:08x}{int(experiment) % 2**32:08x}{'a' if kind == 'actual' else 'b':>016s}".replace(
+                " ", "0"
+            )
             started = 1_790_000_000_000 + number * 3_600_000 + (kind == "actual")
             runs.append(
                 (
@@ -97,7 +114,7 @@ def fill(database: Path, experiment: str, pairs: int) -> None:
                     experiment,
                 )
             )
-            off = 1.0 if kind == "actual" else draw.gauss(1, 0.06)
+            off = slower if kind == "actual" else draw.gauss(1, 0.06)
             figures = {
                 keys.STEP_TIME: step * off,
                 keys.TOKENS: 1e4 / step / off,
@@ -105,7 +122,11 @@ def fill(database: Path, experiment: str, pairs: int) -> None:
             }
             figures |= {f"maya/other_{other}": 1.0 for other in range(20)}
             metrics += [(key, value, started, run_id, 0, 0) for key, value in figures.items()]
-            marks = {keys.KIND: kind, keys.FINGERPRINT: f"{number:016x}", keys.JOB: json.dumps({"GPU": "h100"})}
+            marks = {
+                keys.KIND: kind,
+                keys.FINGERPRINT: f"{experiment}-{number:016x}",
+                keys.JOB: json.dumps({"GPU": "h100" if kind == "predicted" else actual_gpu}),
+            }
             tags += [(key, value, run_id) for key, value in marks.items()]
     with sqlite3.connect(database, timeout=60) as db:
         columns = "run_uuid, name, source_type, source_name, entry_point_name, user_id, status, start_time, end_time, source_version, lifecycle_stage, artifact_uri, experiment_id"
@@ -157,3 +178,24 @@ def test_a_thousand_pairs_are_compared_with_few_requests(
     pages = 6 if mlflow.__version__.startswith("3.0.") else 4
     assert len([one for one in requests if one.endswith("runs/search")]) == pages
     assert len(requests) < 10, requests
+
+
+def test_pairs_of_other_hardware_count_neither_for_medians_nor_for_the_exit_code(
+    uri: str, server_folder: Path, place: Path
+) -> None:
+    """The runs took four times as long, on another GPU: with the right one, that would be a drift."""
+    from mlflow import MlflowClient
+
+    codes = {}
+    for gpu in ("h100", "t4"):
+        experiment = MlflowClient(uri).create_experiment(f"on {gpu}")
+        fill(server_folder / "runs.db", experiment, 3, gpu, slower=4.0)
+        result = runner.invoke(
+            cli.app, ["compare", "--experiment", f"on {gpu}", "--tracking-uri", uri, "--out", gpu, "--no-log"]
+        )
+        codes[gpu] = result.exit_code
+    assert codes == {"h100": 4, "t4": 0}
+    words = " ".join(result.output.split())
+    assert "3 pairs of different hardware count neither for the medians nor for the exit code" in words
+    assert "all pairs" not in words
+    assert "GPU h100 and t4" in words
