@@ -6,6 +6,8 @@ import os
 import shutil
 import signal
 import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
@@ -33,6 +35,7 @@ class Link:
         self.socket = socket
         self.chosen = chosen
         self.hung = ""  # the reason, if this rank would wait for ever
+        self.on_waited: Callable[[float], None] = lambda _: None  # called with the seconds that an answer took
         self._closed = False
         self.reconnect()
 
@@ -127,8 +130,10 @@ class Link:
 
     def _ask(self, message: Message[AnswerT]) -> AnswerT:
         connection = self._connection()
+        asked = time.monotonic()
         connection.send(message)
         reply: protocol.Reply[AnswerT] = connection.recv()
+        self.on_waited(time.monotonic() - asked)
         if isinstance(reply, protocol.Answer):
             return reply.value
         if isinstance(reply, protocol.Hangs):

@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -122,7 +122,7 @@ class StepCounter:
         """Called at the end of the program, which also ends a first round that had no second one."""
         if self._round and self._round_size is None and not self._marked:
             self._end_step()
-        if not self.ends and not self._marked:
+        if not self.ends and not self._marked and len(self._backwards) > 1:  # a single one is no training loop
             self._count_backwards(len(self._backwards))
         if self._awaits_mark:  # there was none
             self._awaits_mark = False
@@ -146,9 +146,12 @@ class StepCounter:
         self._backwards.clear()
 
     def _is_marked_later(self) -> bool:
-        """Whether the program has not come to its first mark yet: its sources call `maya_core.step`."""
-        modules = [sys.modules.get("__main__"), *list(sys.modules.values())]
-        files = {file for module in modules if (file := getattr(module, "__file__", None)) and file.endswith(".py")}
+        """Whether the program has not come to its first mark yet: the source of a function that runs now calls `maya_core.step`."""
+        frame: FrameType | None = sys._getframe()
+        files = set()
+        while frame is not None:
+            files.add(frame.f_code.co_filename)
+            frame = frame.f_back
         own = (file for file in files if not self._is_library(file))
         return any(_MARK.search("".join(linecache.getlines(file))) for file in own)
 
@@ -157,8 +160,10 @@ class StepCounter:
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            if not (self._stepped or self._round or self._marked or self._aside):
-                self._backwards.append(self.native.event_count())
+            now = self.native.event_count()
+            on_gpu = now > (self._backwards[-1] if self._backwards else 0)
+            if on_gpu and not (self._stepped or self._round or self._marked or self._aside):
+                self._backwards.append(now)
                 if self.limit is not None and len(self._backwards) > self.limit and not self.loop_stops:
                     self._count_backwards(self.limit)
                     self.stop_if_enough()

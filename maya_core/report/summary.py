@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from maya_core.hardware.catalog import gpus
 from maya_core.hardware.cluster import Cluster
 from maya_core.hardware.dtypes import dtype
-from maya_core.hardware.host_costs import KERNEL_GAP_S, LAUNCH_S
+from maya_core.hardware.host_costs import KERNEL_GAP_S, LAUNCH_S, Host
 from maya_core.hardware.models import Price
 from maya_core.marking import HOW_TO_MARK
 from maya_core.ops.attention_choice import changes_layout
@@ -371,6 +372,7 @@ def _step_caveats(analysis: Analysis, trace: RankTrace) -> list[str]:
         found.append(
             "One process used several GPUs: copies between them are priced as if they were copies within one GPU."
         )
+    found += _host_caveats(analysis, trace)
     steady = np.diff(analysis.timeline.step_ends[: analysis.steps]) if analysis.timeline is not None else np.zeros(0)
     if len(steady) > 1 and steady.max() > UNEVEN * steady.min():
         found.append(
@@ -378,6 +380,31 @@ def _step_caveats(analysis: Analysis, trace: RankTrace) -> list[str]:
             f"The step time is their mean and includes validation or logging between steps. If a step is something else, {HOW_TO_MARK}."
         )
     return found
+
+
+PAUSE_S = 1e-3  # between two calls of a GPU; in shorter ones the host only prepares the next call
+NOTICED_PAUSES = 0.02, 0.1  # seconds, and a share of the step
+
+
+def _host_caveats(analysis: Analysis, trace: RankTrace) -> list[str]:
+    """What the program itself did on the host while it was emulated, if its modelled time does not have it."""
+    if analysis.options.host is not Host.MODELLED or trace.steps < 2 or not analysis.step_time_s:
+        return []
+    ends = np.flatnonzero(trace.events["kind"] == EventKind.STEP_END).tolist()
+    seen = min(_pauses(trace.events[before : end + 1]) for before, end in pairwise(ends))
+    least, share = NOTICED_PAUSES
+    if seen < max(least, share * analysis.step_time_s):
+        return []
+    return [
+        f"Between calls of the GPU, the program itself spent about {wording.seconds(float(f'{seen:.1g}'))} of each step on this host: data "
+        f"loading, Python, files. The step time of {wording.seconds(analysis.step_time_s)} does not include it; --host measured does."
+    ]
+
+
+def _pauses(events: np.ndarray) -> float:
+    """Seconds of a step in which the program called no GPU for long. What the emulation itself takes is not on this clock."""
+    between = np.diff(events["time_ns"]) * 1e-9
+    return float(between[between > PAUSE_S].sum())
 
 
 def _caveats(analysis: Analysis) -> list[str]:

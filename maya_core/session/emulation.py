@@ -60,6 +60,8 @@ class Emulation:
         self.device = EmulatedDevice(gpu, settings.gpus or 1, private, ProgramTiming(gpu).kernel_seconds)
         self.modules = ModulePaths(self.device.native)
         self.link = Link(settings.coordinator, frozenset(settings.chosen)) if settings.coordinator else None
+        if self.link is not None:
+            self.link.on_waited = self.device.native.exclude_time
         request = settings.request
         self.notes = Notes(quiet=bool(self.rank))
         self.steps = StepCounter(

@@ -626,6 +626,7 @@ void bind_values(py::module_& m) {
   m.def("is_made_up", &is_made_up);
   m.def("mark_made_up", &mark_made_up);
   m.def("set_extreme", &set_extreme);
+  m.def("exclude_time", [](double seconds) { exclude_time(int64_t(seconds * 1e9)); });
   m.def("set_on_unknown", [](py::object callback) {
     if (callback.is_none()) return set_on_unknown(nullptr);
     auto* kept = callback.release().ptr();  // as long as the process lives

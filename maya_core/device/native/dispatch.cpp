@@ -457,7 +457,10 @@ struct Kernel final : c10::OperatorKernel {
 
   void operator()(const c10::OperatorHandle& op, DispatchKeySet, Stack* stack) {
     std::call_once(prepared, [&] { prepare(op); });
-    if (python_rule) return python->call_rule(name, op.schema(), stack);
+    if (python_rule) {
+      const OwnTime in_python;
+      return python->call_rule(name, op.schema(), stack);
+    }
     const size_t count = op.schema().arguments().size(), base = stack->size() - count;
     if (takes_masks) {
       IValue* given = stack->data() + base;
@@ -499,6 +502,7 @@ struct Kernel final : c10::OperatorKernel {
   std::unique_ptr<Entry> describe(const c10::OperatorHandle& op, const Key& key, at::ArrayRef<IValue> arguments,
                                   uint64_t settings) {
     check_same_device(op.schema(), key.tensors);
+    const OwnTime planning;
     auto entry = ask_meta(op, name, arguments);
     entry->key = key.words;
     entry->follows_unknown = may_follow_unknown(traits, key.tensors, entry->made);

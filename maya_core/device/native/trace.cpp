@@ -100,10 +100,27 @@ Recorder& recorder() {
   return *instance;
 }
 
-int64_t Recorder::now() const {
+namespace {
+
+std::atomic<int64_t> own_ns{0};
+thread_local int own_depth = 0;
+
+int64_t clock_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-             .count() -
-         start_ns_;
+      .count();
+}
+
+}  // namespace
+
+OwnTime::OwnTime() : begun_(own_depth++ ? 0 : clock_ns()) {}
+OwnTime::~OwnTime() {
+  if (!--own_depth) exclude_time(clock_ns() - begun_);
+}
+void exclude_time(int64_t nanoseconds) { own_ns += nanoseconds; }
+
+int64_t Recorder::now() {
+  // Another thread's own time may end between two events of this one.
+  return latest_ns_ = std::max(latest_ns_, clock_ns() - own_ns - start_ns_);
 }
 
 void Recorder::start() {
@@ -113,8 +130,9 @@ void Recorder::start() {
   recording++;
   events_.clear();
   streams_.clear();
-  start_ns_ = 0;
-  start_ns_ = now();
+  own_ns = 0;
+  latest_ns_ = 0;
+  start_ns_ = clock_ns();
   on_ = true;
 }
 

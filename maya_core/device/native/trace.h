@@ -67,15 +67,29 @@ class Recorder {
   std::vector<std::pair<int, int64_t>> streams();
 
  private:
-  int64_t now() const;
+  int64_t now();  // with the lock held
   std::atomic<bool> on_{false};
   std::mutex mutex_;
-  int64_t start_ns_ = 0;
+  int64_t start_ns_ = 0, latest_ns_ = 0;
   std::vector<TraceEvent> events_;
   std::vector<std::pair<int, int64_t>> streams_;
 };
 
 Recorder& recorder();
+
+// Time that the emulation itself takes: planning of new calls, values that the host computes, waits for other emulated
+// ranks. The program would not wait for it on a GPU, so the recorder's clock stands still meanwhile.
+class OwnTime {
+ public:
+  OwnTime();
+  ~OwnTime();
+  OwnTime(const OwnTime&) = delete;
+  OwnTime& operator=(const OwnTime&) = delete;
+
+ private:
+  int64_t begun_;
+};
+void exclude_time(int64_t nanoseconds);
 
 // Where in the program the host is: the module whose forward runs, and the phase of training.
 void enter_module(uint32_t module);

@@ -15,6 +15,8 @@
 #include <mutex>
 #include <random>
 
+#include "trace.h"
+
 namespace maya {
 namespace {
 
@@ -449,6 +451,7 @@ ValueRef host_data(const at::Tensor& dense, bool made_up) {
 }
 
 at::Tensor read_value(const ValueRef& value, const Layout& layout) {
+  const OwnTime computing_values;
   OnHost on_host;
   std::lock_guard lock(computing());
   const auto* uniform = value->uniform();
@@ -485,6 +488,7 @@ std::vector<at::Tensor> flat(const torch::jit::Stack& results) {
 double cost_of_product(double operands_and_result) { return 2 * std::sqrt(operands_and_result) / 16; }
 
 bool compute(Recipe& recipe) {
+  const OwnTime computing_values;
   OnHost on_host;
   std::lock_guard lock(computing());
   try {
