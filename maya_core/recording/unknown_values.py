@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from maya_core.errors import MayaError
 from maya_core.ops.rules import Reading, UnknownSizes
 from maya_core.patches import Patches
 from maya_core.recording.steps import StepCounter
-from maya_core.recording.value_uses import Place, ValueUse, uses_of
+from maya_core.recording.value_uses import Place, ValueUse, ValueUses, uses_of
 from maya_core.trace.unknown_read import Extreme, UnknownRead
 from maya_core.version import PACKAGE
 
@@ -135,9 +136,24 @@ class UnknownValues(UnknownSizes):
             count = self._count(reader, "scalar", use.kind, f"{use.file}:{use.line}" if use.file else "")
             count.leaves_loop = use.leaves_loop
             count.assumed = value is not None
+            if use.leaves_loop and value is None and count.in_step > _MOST_ROUNDS:
+                value = self._ended_loop(reader, uses, truth, count.in_step)
             if how == "item":
                 count.number = float(sample) if value is None and not sample.is_complex() else value
         return bool(value) if truth and value is not None else value
+
+    @staticmethod
+    def _ended_loop(reader: _Reader, uses: ValueUses, truth: bool, rounds: int) -> float | None:
+        """A loop that a made-up value never ends is ended; if that cannot be done, the program is."""
+        if truth and uses.ending is not None:
+            return float(uses.ending)
+        if rounds > _HOPELESS_ROUNDS:
+            place = reader.library or reader.source
+            raise MayaError(
+                f"{place}: the loop has run {rounds:,} times in one step and ends only if a value is read that nobody knows.",
+                f"Say what the value is: --assume {place}=NUMBER",
+            )
+        return None
 
     def _count(self, reader: _Reader, how: str, use: str, decides: str) -> _Count:
         decides = "" if decides in (reader.source, reader.library) else decides
@@ -206,6 +222,7 @@ class UnknownValues(UnknownSizes):
 
 _MOST_NUMBERS = 1 << 16  # of a tensor that is copied to the host; larger ones are data, not sizes
 _MOST_FRAMES = 8
+_MOST_ROUNDS, _HOPELESS_ROUNDS = 1000, 10_000  # of a loop, in one step
 _MOST_MASKS = 4096  # whose addresses are kept
 
 

@@ -261,6 +261,7 @@ class ValueUses:
 
     found: list[ValueUse] = field(default_factory=list)
     healthy: bool | None = None  # the outcome of a test that does not end the program
+    ending: bool | None = None  # the outcome of a test that ends a loop
     known: bool = True  # whether the source was there to read
 
     @property
@@ -522,6 +523,7 @@ class _Search:
             self._branch(source, owner, negated, frame)
         elif isinstance(owner, ast.While) and owner.test is outer:
             self._note("loop", source, owner, leaves_loop=True)
+            self._ending(negated)
         elif isinstance(owner, ast.IfExp) and owner.test is outer:
             self._value(source, owner, frame)
         elif isinstance(owner, ast.comprehension):
@@ -533,6 +535,10 @@ class _Search:
         if self.uses.healthy is None and not self.compared:
             self.uses.healthy = outcome
 
+    def _ending(self, outcome: bool) -> None:
+        if self.uses.ending is None and not self.compared:
+            self.uses.ending = outcome
+
     def _branch(self, source: _Source, branch: ast.If, negated: bool, frame: int) -> None:
         if _ends_program(branch.body):
             return self._healthy(negated)
@@ -543,6 +549,7 @@ class _Search:
             self._note("branch", source, branch)
         elif arms.leaves_loop:
             self._note("loop", source, branch, leaves_loop=True)
+            self._ending(_Arms.of(branch.body).leaves_loop != negated)
         elif arms.returns:
             if _Arms.of(_after(source, branch)).works:
                 self._note("branch", source, branch)

@@ -268,6 +268,48 @@ def test_losses_are_positive_and_single_ones_fall() -> None:
     assert all(0 < each < 10 for each in losses + errors)
 
 
+# ---- loops ----
+
+
+def test_a_loop_that_no_made_up_value_ends_is_ended() -> None:
+    rounds = []
+
+    def program() -> None:
+        while True:
+            rounds.append(1)
+            if (unknown(64, 64) > 1e9).any():  # an endless loop
+                break
+
+    (value,) = emulated(program).unknown_values
+    assert (value.decides, value.source) == ("loop", line_of("an endless loop"))
+    assert 1000 < len(rounds) < 2000
+
+
+def test_a_loop_that_cannot_be_ended_is_refused_with_its_line() -> None:
+    def program() -> None:
+        while unknown(64, 64).norm().item() > 1e-6:  # a hopeless loop
+            pass
+
+    place = line_of("a hopeless loop")
+    with pytest.raises(MayaError, match=f"{place}: the loop has run") as error:
+        emulated(program)
+    assert f"--assume {place}=NUMBER" in error.value.advice
+
+
+def test_a_loop_ends_as_its_samples_do() -> None:
+    """Rejection sampling: every round accepts about half of what is left."""
+
+    def program() -> int:
+        done, rounds = torch.zeros(4096, dtype=torch.bool, device="cuda"), 0
+        while not done.all():
+            done |= unknown(4096) > 0
+            rounds += 1
+        return rounds
+
+    with maya_core.emulate("h100"):
+        assert 6 <= program() <= 40
+
+
 # ---- what the user says ----
 
 

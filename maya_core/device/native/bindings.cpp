@@ -480,6 +480,13 @@ void bind_timing(py::module_& m) {
   });
 }
 
+// Computing a value may wait for another thread, which may need Python's lock.
+template <class Read>
+auto without_python(Read read) {
+  py::gil_scoped_release released;
+  return read();
+}
+
 void bind_op_tables(py::module_& m) {
   m.def("setting_names", &setting_names);
   m.def("set_default_settings", &set_default_settings);
@@ -589,13 +596,6 @@ void bind_graphs(py::module_& m) {
   });
 }
 
-// Computing a value may wait for another thread, which may need Python's lock.
-template <class Read>
-auto without_python(Read read) {
-  py::gil_scoped_release released;
-  return read();
-}
-
 void bind_values(py::module_& m) {
   m.def("is_known", &is_known);
   m.def("host_value", [](const at::Tensor& tensor) -> py::object {
@@ -609,7 +609,8 @@ void bind_values(py::module_& m) {
     auto reading = without_python([&] { return read(tensor); });
     return reading ? py::make_tuple(reading->value, reading->unknown) : py::object(py::none());
   });
-  m.def("remember", &remember, py::arg("tensor"), py::arg("host"), py::arg("made_up") = false);
+  m.def("remember", &remember, py::arg("tensor"), py::arg("host"), py::arg("made_up") = false,
+        py::call_guard<py::gil_scoped_release>());
   m.def("follow",
         [](const std::string& name, const std::vector<py::object>& given, const std::vector<at::Tensor>& outputs) {
           const auto dot = name.find('.');
@@ -618,9 +619,10 @@ void bind_values(py::module_& m) {
           std::vector<IValue> arguments;
           for (size_t i = 0; i < given.size(); i++)
             arguments.push_back(torch::jit::toIValue(given[i], op.schema().arguments()[i].type()));
-          follow(op, arguments, outputs);
+          without_python([&] { follow(op, arguments, outputs); });
         });
-  m.def("remember_parts", &remember_parts, py::arg("parts"), py::arg("hosts"), py::arg("made_up") = false);
+  m.def("remember_parts", &remember_parts, py::arg("parts"), py::arg("hosts"), py::arg("made_up") = false,
+        py::call_guard<py::gil_scoped_release>());
   m.def("carry_objects", &carry_objects);
   m.def("forget", [](const at::Tensor& tensor) { forget(tensor); });
   m.def("is_made_up", &is_made_up);
@@ -629,11 +631,14 @@ void bind_values(py::module_& m) {
   m.def("exclude_time", [](double seconds) { exclude_time(int64_t(seconds * 1e9)); });
   m.def("set_on_unknown", [](py::object callback) {
     if (callback.is_none()) return set_on_unknown(nullptr);
-    auto* kept = callback.release().ptr();  // as long as the process lives
+    const std::shared_ptr<py::object> kept(new py::object(std::move(callback)), [](py::object* object) {
+      py::gil_scoped_acquire gil;
+      delete object;
+    });
     set_on_unknown(
         [kept](const char* how, const at::Tensor& device, const at::Tensor& sample) -> std::optional<at::Scalar> {
           py::gil_scoped_acquire gil;
-          py::object other = py::handle(kept)(how, device, sample);
+          py::object other = (*kept)(how, device, sample);
           if (other.is_none()) return std::nullopt;
           if (py::isinstance<py::bool_>(other)) return at::Scalar(other.cast<bool>());
           return at::Scalar(other.cast<double>());
@@ -673,7 +678,7 @@ void bind_recorder(py::module_& m) {
   m.def("label", [](const std::vector<at::Tensor>& tensors, uint32_t category) {
     for (const auto& tensor : tensors) {
       if (!tensor.is_cuda()) continue;
-      if (Category(category) == Category::Parameter) mark_weights(tensor);
+      if (Category(category) == Category::Parameter) without_python([&] { mark_weights(tensor); });
       if (auto* allocation = allocation_of(tensor.unsafeGetTensorImpl()))
         recorder().add(EventKind::Label, allocation->device, stream_of(allocation->block), category,
                        address_of(allocation->block));

@@ -23,8 +23,8 @@ namespace {
 using c10::IValue;
 
 constexpr int64_t kCopied = 1 << 16;  // bytes: smaller data of the host are copied at once
-constexpr int64_t kCopiedForeign = int64_t(1)
-                                   << 26;  // also memory of other libraries, whose changes torch does not count
+// Also memory of other libraries, whose changes torch does not count. Floats seldom decide a size.
+constexpr int64_t kCopiedForeign = int64_t(1) << 26, kCopiedForeignFloats = int64_t(1) << 20;
 constexpr int64_t kHeldFloats = int64_t(1) << 29, kHeldIntegers = int64_t(1) << 32;  // bytes
 constexpr int64_t kKeptSample = 1 << 20;                 // bytes: larger samples are made again at each reading
 constexpr double kMostSpent = double(int64_t(1) << 34);  // on products and random numbers in a process
@@ -430,7 +430,8 @@ ValueRef host_data(const at::Tensor& dense, bool made_up) {
   const int64_t bytes = dense.numel() * int64_t(dense.element_size());
   auto* start = static_cast<char*>(const_cast<void*>(dense.const_data_ptr()));
   const bool foreign = !owned_by_torch(dense.storage()) || dense.is_inference();
-  if (bytes <= (foreign ? kCopiedForeign : kCopied)) {
+  const bool integral = at::isIntegralType(dense.scalar_type(), true);
+  if (bytes <= (!foreign ? kCopied : integral ? kCopiedForeign : kCopiedForeignFloats)) {
     Data data = new_data(bytes);
     memcpy(data.start, start, bytes);
     auto value = c10::make_intrusive<Value>(data);
