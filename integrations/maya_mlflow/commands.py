@@ -101,12 +101,6 @@ def compare(
     if len(counted) > 1:
         console.print(comparing.summary(counted))
     comparing.say_differences(console, pairs)
-    if left := len(pairs) - len(counted):
-        console.print(
-            f"[yellow]{left} pair{'s' * (left != 1)} of different hardware count{'s' * (left == 1)} neither for the medians nor for the exit "
-            "code.[/yellow]",
-            soft_wrap=True, highlight=False,
-        )  # fmt: skip
     for path in comparing.write_figures(counted, out):
         console.print(f"[dim]Written: {path}[/dim]", highlight=False, soft_wrap=True)
     if json_file is not None:

@@ -114,6 +114,12 @@ def say_differences(console: Console, pairs: list[Pair]) -> None:
             f"[yellow]{pair.predicted.name} and {pair.actual.name} {pair.actual.run_id[:8]} are not the same job: {'; '.join(pair.differences())}.[/yellow]",
             soft_wrap=True, highlight=False,
         )  # fmt: skip
+    if others := sum(pair.is_of_other_hardware for pair in pairs):
+        console.print(
+            f"[yellow]{others} pair{'s' * (others != 1)} of different hardware count{'s' * (others == 1)} neither for the medians nor for the "
+            "exit code.[/yellow]",
+            soft_wrap=True, highlight=False,
+        )  # fmt: skip
 
 
 def check_folder(folder: Path) -> None:

@@ -134,6 +134,7 @@ values(
     sample=Sample.AS_INPUTS,
 )  # fmt: skip
 values(*aten("relu", "relu_"), sample=Sample.POSITIVE)
+values(*aten("_log_softmax", "log_sigmoid_forward"), sample=Sample.NEGATIVE)
 values(*aten("sigmoid", "sigmoid_", "hardsigmoid", "_softmax"), sample=Sample.UNIT)
 values(*aten("isfinite"), assume=Assume.TRUE)
 values(*aten("isnan", "isinf", "isposinf", "isneginf"), assume=Assume.FALSE)

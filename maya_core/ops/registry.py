@@ -50,12 +50,13 @@ class Assume(enum.IntEnum):
 
 
 class Sample(enum.IntEnum):
-    """The numbers that stand for results that nobody knows: around 0, above 0, between 0 and 1, or above 0 if all inputs are."""
+    """The numbers that stand for results that nobody knows: around 0, above 0, between 0 and 1, above 0 if all inputs are, or below 0."""
 
     ANY = 0
     POSITIVE = 1
     UNIT = 2
     AS_INPUTS = 3
+    NEGATIVE = 4
 
 
 @dataclass

@@ -76,7 +76,7 @@ class UnknownValues(UnknownSizes):
         assume: Mapping[str, float],
         extreme: Extreme | None = None,
     ) -> None:
-        """`is_library` tells of a file whether it is no part of the program."""
+        """`is_library` tells of a file whether it is no part of the program; installed packages are none either."""
         self._native = native
         self._steps = steps
         self._is_library = is_library
@@ -187,7 +187,7 @@ class UnknownValues(UnknownSizes):
                 frame = frame.f_back
                 continue
             frames.append((frame.f_code, frame.f_lasti))
-            if program is None and not self._is_library(file):
+            if program is None and not (self._is_library(file) or "-packages/" in file):
                 program = frame
             if program is not None and len(frames) >= _MOST_FRAMES:
                 break

@@ -11,7 +11,7 @@ import pytest
 
 import maya_core
 from maya_core.device import build
-from maya_core.ops.registry import Assume
+from maya_core.ops.registry import Assume, Sample
 from maya_core.ops.work import Step
 from maya_core.trace import schema
 from maya_core.trace.call import TorchSettings
@@ -43,6 +43,7 @@ def test_steps_of_a_plan() -> None:
 
 def test_assumptions() -> None:
     assert numbers(Assume) == build.native().ASSUMPTIONS
+    assert numbers(Sample) == build.native().SAMPLES
 
 
 def test_settings() -> None:

@@ -509,7 +509,8 @@ void bind_op_tables(py::module_& m) {
       py::arg("RANDOM_INDICES") = int(Assume::RandomIndices), py::arg("SAME_IS_EQUAL") = int(Assume::SameIsEqual),
       py::arg("COMPARE_INFINITY") = int(Assume::CompareInfinity));
   m.attr("SAMPLES") = py::dict(py::arg("ANY") = int(Sample::Any), py::arg("POSITIVE") = int(Sample::Positive),
-                               py::arg("UNIT") = int(Sample::Unit), py::arg("AS_INPUTS") = int(Sample::AsInputs));
+                               py::arg("UNIT") = int(Sample::Unit), py::arg("AS_INPUTS") = int(Sample::AsInputs),
+                               py::arg("NEGATIVE") = int(Sample::Negative));
 }
 
 void bind_memory(py::module_& m) {

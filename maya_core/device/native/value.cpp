@@ -140,7 +140,11 @@ const at::Tensor& numbers(at::ScalarType dtype, Sample sample) {
   for (int64_t i = 0; i < kPeriod; i++) {  // Box and Muller: the same numbers with every standard library
     const double u = (random() + 0.5) / 4294967296.0, v = (random() + 0.5) / 4294967296.0;
     const double normal = std::sqrt(-2 * std::log(u)) * std::cos(2 * M_PI * v);
-    out[i] = sample == Sample::Any ? normal : sample == Sample::Positive ? std::abs(normal) + 1e-3 : u;
+    const double above = std::abs(normal) + 1e-3;
+    out[i] = sample == Sample::Any        ? normal
+             : sample == Sample::Positive ? above
+             : sample == Sample::Negative ? -above
+                                          : u;
   }
   if (dtype == at::kBool) table = base.gt(0);
   else if (at::isIntegralType(dtype, false)) table = at::zeros({kPeriod}, at::TensorOptions().dtype(dtype));
@@ -156,7 +160,7 @@ at::Scalar drawn_number(const Sampled& sampled) {
   if (sampled.dtype == at::kBool) return false;
   if (at::isIntegralType(sampled.dtype, false)) return 0;
   const double falling = 1 + 0.5 / (1 + double(scalars_drawn++) / 1024);
-  return sampled.sample == Sample::Unit ? falling / 2 : falling;
+  return sampled.sample == Sample::Unit ? falling / 2 : sampled.sample == Sample::Negative ? -falling : falling;
 }
 
 void draw_indices(const Sampled& sampled, int64_t* out, int64_t elements) {

@@ -27,13 +27,9 @@ struct Layout {  // how a tensor lies in its storage
   explicit Layout(const at::Tensor& tensor);
 };
 
-// What a sample that stands for unknown data looks like.
-enum class Sample : uint8_t {
-  Any,
-  Positive,
-  Unit,
-  AsInputs
-};  // around 0, above 0, between 0 and 1, as the op's inputs
+// What a sample that stands for unknown data looks like: numbers around 0, above 0, between 0 and 1; above 0 if those
+// of the op's inputs are; below 0.
+enum class Sample : uint8_t { Any, Positive, Unit, AsInputs, Negative };
 
 struct Recipe;
 

@@ -325,7 +325,7 @@ Sample sample_from(const ValueTraits& traits, at::ArrayRef<IValue> arguments) {
     each_tensor(arguments[i], [&](const at::Tensor& tensor) {
       if (exact(tensor.scalar_type())) return true;
       const Sample sample = sample_of(tensor);
-      positive &= sample != Sample::Any;
+      positive &= sample == Sample::Positive || sample == Sample::Unit;
       within_one &= sample == Sample::Unit;
       return true;
     });
@@ -686,7 +686,8 @@ void assume_outcome(const ValueTraits& traits, at::ArrayRef<IValue> arguments, a
     });
   }
   if (sample != Sample::Any)
-    for (const auto& [slot, tensor] : made) forget(tensor, sample);
+    for (const auto& [slot, tensor] : made)  // also if it lies in a larger storage, as some losses do
+      if (auto* shadow = shadow_of(tensor)) *shadow = {Shadow::Unknown, sample};
   if (traits.assume == Assume::Nothing || traits.assume == Assume::AllFinite || returns.empty() ||
       !returns[0].isTensor())
     return;
