@@ -294,7 +294,8 @@ class Exchange:
             ) is None:
                 return None, False
             else:
-                value, made_up = found
+                value, unknown, routed = found
+                made_up = unknown and not routed  # routers are assumed to choose evenly on every rank
             # A copy, because the program may write to the tensor before the other ranks' values arrive.
             return value.clone(memory_format=torch.contiguous_format), made_up
 

@@ -21,7 +21,7 @@ RunOnce = Callable[[Path, RankSetting | None, Extreme | None], tuple[int, JobTra
 
 def needs_bounds(job: JobTrace) -> bool:
     """Whether a size depends on an unknown value that the user has not given."""
-    return any(read.use == "size" and not read.assumed for read in job.unknown_reads)
+    return any(read.decides_memory for read in job.unknown_reads)
 
 
 def run_bounds(out: Path, setting: RankSetting | None, run: RunOnce) -> dict[Extreme, JobTrace | None]:

@@ -105,6 +105,7 @@ class Reading(NamedTuple):
 
     value: torch.Tensor
     made_up: bool  # whether it rests on values that nobody knows
+    routed: bool = False  # whether these are only choices of a router, which are assumed to be spread evenly
 
 
 class UnknownSizes:
@@ -112,8 +113,8 @@ class UnknownSizes:
 
     share = 0.5  # what is kept of a mask that is too large even for a sample
 
-    def told(self, how: str, tensor: torch.Tensor, sample: torch.Tensor | None) -> Reading | None:
-        """`how` it is read (UnknownRead), and what stands for the value. Returns what to take instead, if there is something better."""
+    def told(self, how: str, tensor: torch.Tensor, found: Reading | None) -> Reading | None:
+        """`how` it is read (UnknownRead), and what was found to stand for the value. Returns what to take instead, if there is something better."""
         return None
 
 
@@ -169,7 +170,7 @@ class Rules:
         found = self._native.read_value(tensor)
         if found is not None and (not found[1] or not how):
             return Reading(*found)
-        better = self.unknown.told(how, tensor, found and found[0]) if how else None
+        better = self.unknown.told(how, tensor, found and Reading(*found)) if how else None
         if better is None:
             return found and Reading(*found)
         self._native.remember(tensor, better.value, better.made_up)

@@ -57,6 +57,7 @@ class _Count:
     most_in_step: int = 0
     leaves_loop: bool = False
     assumed: bool = False
+    routed: bool = False
 
     def read(self, step: int) -> None:
         self.reads += 1
@@ -97,7 +98,8 @@ class UnknownValues(UnknownSizes):
         patches.on_undo(lambda: self._native.set_extreme(None))
 
     # ---- reads ----
-    def told(self, how: str, tensor: torch.Tensor, sample: torch.Tensor | None) -> Reading | None:
+    def told(self, how: str, tensor: torch.Tensor, found: Reading | None) -> Reading | None:
+        sample = found.value if found is not None else None
         reader = self._reader()
         if reader.prints or (not reader.frames and tensor.data_ptr() in self._read):
             return None
@@ -111,6 +113,7 @@ class UnknownValues(UnknownSizes):
         taken = _made(how, tensor, share) if share is not None and sample is not None else sample
         count = self._count(reader, how, "size", "")
         count.assumed = value is not None
+        count.routed = found is not None and found.routed
         count.elements += tensor.numel()
         count.kept += _kept(how, taken, self.share * tensor.numel())
         if share is None or taken is None:
@@ -121,6 +124,7 @@ class UnknownValues(UnknownSizes):
 
     def _on_item(self, how: str, tensor: torch.Tensor, sample: torch.Tensor) -> bool | float | None:
         """Called when the host reads numbers: `item` for one of them, `copy` for whole tensors."""
+        how, _, routed = how.partition(" ")
         if how == "copy" and tensor.numel() > _MOST_NUMBERS:
             return None
         reader = self._reader()
@@ -135,6 +139,7 @@ class UnknownValues(UnknownSizes):
         if use is not None and not (use.kind == "size" and tensor.is_floating_point()):
             count = self._count(reader, "scalar", use.kind, f"{use.file}:{use.line}" if use.file else "")
             count.leaves_loop = use.leaves_loop
+            count.routed = bool(routed)
             count.assumed = value is not None
             if use.leaves_loop and value is None and count.in_step > _MOST_ROUNDS:
                 value = self._ended_loop(reader, uses, truth, count.in_step)
@@ -210,6 +215,7 @@ class UnknownValues(UnknownSizes):
                 elements=count.elements,
                 number=count.number,
                 assumed=count.assumed,
+                routed=count.routed,
             ).model_dump()
             for (source, library, how, use, decides), count in self._counts.items()
             if not count.leaves_loop or count.most_in_step > 1

@@ -28,7 +28,7 @@ MOST_SHARES = 40
 def memory(job: JobTrace, gpu: Gpu) -> Memory:
     """The memory of a job on a GPU, which may differ from the one it was emulated on."""
     found = _plain(job, gpu)
-    if not (reads := [read for read in job.unknown_reads if read.use == "size" and not read.assumed]):
+    if not (reads := [read for read in job.unknown_reads if read.decides_memory]):
         return found
     bounds = _bounds(job, gpu) if job.bounds else None
     if bounds is not None and _independent(found, job, gpu):
@@ -78,7 +78,7 @@ def _complete(job: JobTrace) -> bool:
         for extreme in EXTREMES
     )
     for read in job.unknown_reads:
-        if read.use == "size" and not read.assumed and not read.is_bounded:
+        if read.decides_memory and not read.is_bounded:
             low, high = none.get(read.key), every.get(read.key)
             if low is None or high is None or read.number is None or not low <= read.number <= high or low == high:
                 return False

@@ -26,6 +26,7 @@ class UnknownRead(BaseModel):
     elements: int = 0  # of which
     number: float | None = None  # the last number that was read
     assumed: bool = False  # the user said what it is
+    routed: bool = False  # it follows from the choices of a router, which are assumed to be spread evenly
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -36,6 +37,11 @@ class UnknownRead(BaseModel):
         """The reads of two ranks at the same place."""
         sums = {name: getattr(self, name) + getattr(other, name) for name in ("reads", "kept", "elements")}
         return self.model_copy(update=sums)
+
+    @property
+    def decides_memory(self) -> bool:
+        """Whether a size depends on it, and nobody has said what it is."""
+        return self.use == "size" and not self.assumed and not self.routed
 
     @property
     def is_bounded(self) -> bool:

@@ -357,3 +357,22 @@ def test_a_mistake_is_explained(wrong: str) -> None:
     with pytest.raises(MayaError, match="not FILE:LINE=VALUE") as error:
         maya_core.emulate("h100", assume=wrong)
     assert "train.py:88=0.25" in error.value.advice
+
+
+# ---- routers ----
+
+
+def test_routing_is_told_but_assumed_to_be_even() -> None:
+    """A mixture of experts: its sizes are an assumption that is told, and memory keeps its verdict."""
+
+    def program() -> None:
+        x = unknown(4096, 64)
+        chosen = nn.Linear(64, 128, device="cuda")(x).topk(8, dim=-1).indices
+        counts = F.one_hot(chosen, 128).sum((0, 1)).tolist()
+        assert sum(counts) == 4096 * 8 and max(counts) < 2 * 4096 * 8 / 128
+        for part in torch.zeros(4096 * 8, 64, device="cuda").split(counts):  # experts of a router
+            work(part)
+
+    prediction = emulated(program)
+    assert [value.decides for value in prediction.unknown_values] == ["size"]
+    assert prediction.memory.fits is True and prediction.memory.depends_on == []

@@ -19,7 +19,7 @@ def _chosen(logits: torch.Tensor, topk: int) -> torch.Tensor:
     first = torch.randint(experts, (tokens, 1), generator=_random)
     others = torch.arange(topk) * (experts // topk)
     chosen = torch.zeros(tokens, experts, dtype=torch.bool).scatter_(1, (first + others) % experts, True)
-    device().rules.remember(mask, chosen, made_up=True)
+    device().rules.remember(mask, chosen)
     return mask
 
 

@@ -608,7 +608,7 @@ void bind_values(py::module_& m) {
   });
   m.def("read_value", [](const at::Tensor& tensor) -> py::object {
     auto reading = without_python([&] { return read(tensor); });
-    return reading ? py::make_tuple(reading->value, reading->unknown) : py::object(py::none());
+    return reading ? py::make_tuple(reading->value, reading->unknown, reading->routed) : py::object(py::none());
   });
   m.def("remember", &remember, py::arg("tensor"), py::arg("host"), py::arg("made_up") = false,
         py::call_guard<py::gil_scoped_release>());

@@ -73,6 +73,7 @@ struct HeldMemory {  // at most so many bytes; the values that refer to the olde
   void lose(Value& value, at::ScalarType dtype) {
     const auto kept = std::exchange(value.is, sampled_value(dtype, Sample::Any)->is);
     value.made_up = true;
+    value.routed = false;
     remove(std::get<Data>(kept).bytes);
   }
 };
@@ -294,6 +295,8 @@ void run(Recipe& recipe) {
       tensors.push_back(read_value(operand.value, operand.layout));
     }
     recipe.of_weights = recipe.of_weights || operand.value->of_weights;
+    recipe.of_numbers =
+        recipe.of_numbers || ((operand.value->made_up || operand.value->of_weights) && !operand.value->routed);
     recipe.made_up = recipe.made_up || operand.value->made_up;  // reading may have shown that it cannot be computed
   }
   torch::jit::Stack stack;
@@ -323,6 +326,11 @@ void run(Recipe& recipe) {
   recipe.operands.clear();
 }
 
+// Whether a result rests on nothing made up but the choices of a router.
+bool is_routed(const Recipe& recipe, int slot) {
+  return (recipe.made_up || recipe.of_weights) && (!recipe.of_numbers || (recipe.routes && slot == 1));
+}
+
 // The first reading of a computed value computes it. What cannot be computed becomes a sample.
 void settle(Value& value, const Layout& layout) {
   auto* computed = std::get_if<Computed>(&value.is);
@@ -341,6 +349,7 @@ void settle(Value& value, const Layout& layout) {
     for (auto& [index, data] : recipe->made)
       if (index == slot) {
         value.made_up = value.made_up || recipe->made_up;
+        value.routed = is_routed(*recipe, slot);
         value.of_weights = value.of_weights || recipe->of_weights;
         value.is = data;
         value.depth = 0;
@@ -351,6 +360,7 @@ void settle(Value& value, const Layout& layout) {
   } catch (const CannotCompute&) {
     value.is = Sampled{dtype, Sample::Any, ++samples_made};
     value.made_up = true;
+    value.routed = false;
     value.depth = 0;
     value.cost = 0;
   }
@@ -412,6 +422,7 @@ ValueRef as_weights(const ValueRef& value) {
     return sampled_value(data->program->dtype, Sample::Any);
   auto copy = c10::make_intrusive<Value>(value->is);
   copy->made_up = value->made_up;
+  copy->routed = value->routed;
   copy->of_weights = true;
   copy->depth = value->depth;
   copy->cost = value->cost;
@@ -424,9 +435,10 @@ ValueRef sampled_value(at::ScalarType dtype, Sample sample) {
   return value;
 }
 
-ValueRef sampled_indices(int64_t choices, int64_t per_row, int64_t stride) {
+ValueRef sampled_indices(int64_t choices, int64_t per_row, int64_t stride, bool routed) {
   auto value = c10::make_intrusive<Value>(Sampled{at::kLong, Sample::Any, ++samples_made, choices, per_row, stride});
   value->made_up = true;
+  value->routed = routed;
   return value;
 }
 
@@ -508,12 +520,14 @@ ValueRef result_of(const c10::intrusive_ptr<Recipe>& recipe, int slot) {
       if (index == slot) {
         auto value = c10::make_intrusive<Value>(data);
         value->made_up = recipe->made_up;
+        value->routed = is_routed(*recipe, slot);
         value->of_weights = recipe->of_weights;
         return value;
       }
   }
   auto value = c10::make_intrusive<Value>(Computed{recipe, slot});
   value->made_up = recipe->made_up;
+  value->routed = is_routed(*recipe, slot);
   value->of_weights = recipe->of_weights;
   for (const auto& operand : recipe->operands) {
     value->depth = std::max(value->depth, operand.value->depth);

@@ -66,6 +66,7 @@ struct Computed {
 struct Value final : c10::intrusive_ptr_target {
   std::variant<Uniform, Data, Sampled, Computed> is;
   bool made_up = false;     // rests on a sample
+  bool routed = false;      // of samples, rests only on the choices of topk, which are assumed to be spread evenly
   bool of_weights = false;  // rests on weights: computed from their first values, but nobody knows the later ones
   int depth = 0;            // of recipes that are not computed yet
   double cost = 0;          // of computing them, in elements
@@ -92,7 +93,8 @@ struct Recipe final : c10::intrusive_ptr_target {
   std::vector<c10::IValue> arguments;  // `operand_place()` stands for each operand
   std::vector<Operand> operands;
   std::vector<std::pair<int, Layout>> results;  // new tensors, by slot
-  bool heavy = false, done = false, made_up = false, of_weights = false;
+  bool heavy = false, done = false, made_up = false, of_numbers = false, of_weights = false;
+  bool routes = false;  // its second result are choices: topk
   double cost = 0;
   std::vector<std::pair<int, Data>> made;
 
@@ -115,7 +117,7 @@ struct OnHost {
 ValueRef uniform_value(at::ScalarType dtype, const at::Scalar& value);
 ValueRef as_weights(const ValueRef& value);  // the same, as the first value of weights
 ValueRef sampled_value(at::ScalarType dtype, Sample sample);
-ValueRef sampled_indices(int64_t choices, int64_t per_row, int64_t stride);
+ValueRef sampled_indices(int64_t choices, int64_t per_row, int64_t stride, bool routed);
 // The bytes of a dense host tensor, in its own layout. Larger data are kept by reference, not copied.
 ValueRef host_data(const at::Tensor& dense, bool made_up);
 // A host tensor with the value. It may share memory with the value and must not be written. If the value cannot be

@@ -133,6 +133,7 @@ OnUnknown& on_unknown() {
 
 void note_origin(Recipe& recipe, const Value& operand) {
   recipe.made_up = recipe.made_up || operand.made_up;
+  recipe.of_numbers = recipe.of_numbers || ((operand.made_up || operand.of_weights) && !operand.routed);
   recipe.of_weights = recipe.of_weights || operand.of_weights;
 }
 
@@ -274,7 +275,7 @@ c10::intrusive_ptr<Recipe> write_recipe(const c10::OperatorHandle& op, const Val
         written.push_back(shadow);
       }
       note_origin(*recipe, *value);
-      recipe->of_weights = recipe->of_weights || (read && is_weight(tensor));
+      if (read && is_weight(tensor)) recipe->of_weights = recipe->of_numbers = true;
       recipe->operands.push_back({std::move(value), Layout(tensor), bool(traits.written[i])});
       return operand_place();
     }));
@@ -345,7 +346,7 @@ void assume_indices(const ValueTraits& traits, at::ArrayRef<IValue> arguments, c
   if (!over_all && self.dim() > 0) choices = self.size(dim);
   if (choices <= 0) return;
   const bool rows = indices.dim() == self.dim() && indices.dim() > 0;  // otherwise there is one index for each row
-  set(*shadow, sampled_indices(choices, rows ? indices.size(dim) : 1, rows ? indices.stride(dim) : 1));
+  set(*shadow, sampled_indices(choices, rows ? indices.size(dim) : 1, rows ? indices.stride(dim) : 1, traits.routes));
 }
 
 }  // namespace
@@ -359,7 +360,7 @@ bool is_known(const at::Tensor& tensor) {
 std::optional<Reading> read(const at::Tensor& tensor) {
   OnHost on_host;
   if (tensor.numel() == 0)
-    return Reading{at::empty(tensor.sizes(), at::TensorOptions().dtype(tensor.scalar_type())), false, false};
+    return Reading{at::empty(tensor.sizes(), at::TensorOptions().dtype(tensor.scalar_type())), false, false, false};
   auto* shadow = shadow_of(tensor);
   if (!shadow) return std::nullopt;
   const int64_t elements = tensor.storage().nbytes() / tensor.element_size();
@@ -367,7 +368,8 @@ std::optional<Reading> read(const at::Tensor& tensor) {
   if (wide && !(shadow->kind == Shadow::Fresh || is_uniform(*shadow, tensor))) return std::nullopt;
   const ValueRef value = value_of(tensor, *shadow);
   auto host = read_value(value, Layout(tensor));
-  return Reading{std::move(host), value->made_up, value->made_up || value->of_weights};
+  return Reading{std::move(host), value->made_up, (value->made_up || value->of_weights) && value->routed,
+                 value->made_up || value->of_weights};
 }
 
 std::optional<at::Tensor> host_value(const at::Tensor& tensor) {
@@ -500,7 +502,7 @@ at::Scalar read_item(const at::Tensor& tensor) {
   if (!reading) return 0;
   auto item = reading->value.item();
   if (!reading->unknown || !on_unknown()) return item;
-  if (auto other = on_unknown()("item", tensor, reading->value)) {
+  if (auto other = on_unknown()(reading->routed ? "item routed" : "item", tensor, reading->value)) {
     remember(tensor, at::scalar_tensor(*other, at::TensorOptions().dtype(tensor.scalar_type())), true);
     return read(tensor)->value.item();
   }
@@ -521,7 +523,7 @@ void read_to_host(const at::Tensor& host, const at::Tensor& device) {
   else host.zero_();
   if (reading && !reading->unknown) return;
   if (!reading || reading->made_up) mark_made_up(host.storage());
-  if (reading && on_unknown()) on_unknown()("copy", device, reading->value);
+  if (reading && on_unknown()) on_unknown()(reading->routed ? "copy routed" : "copy", device, reading->value);
 }
 
 bool is_made_up(const c10::Storage& host) { return made_up().has(host); }
@@ -547,6 +549,7 @@ ValueTraits value_traits(const c10::OperatorHandle& op) {
   const std::string name = full.substr(full.rfind(':') + 1);
   traits.pointwise = op.hasTag(at::Tag::pointwise) || declared.keeps_uniform;
   traits.keeps_uniform = declared.keeps_uniform;
+  traits.routes = name == "topk";
   traits.random = op.hasTag(at::Tag::nondeterministic_seeded);
   traits.heavy = declared.heavy;
   traits.assume = declared.assume;
@@ -628,6 +631,7 @@ Foreseen foresee(const c10::OperatorHandle& op, const ValueTraits& traits, at::A
   if (!foreseen.recipe) return {};
   auto& recipe = *foreseen.recipe;
   recipe.cost = cost;
+  recipe.routes = traits.routes;
   if (traits.random) recipe.seed = draw_seed(generator_among(arguments));
   int depth = 0;
   double below = 0;

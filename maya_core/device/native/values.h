@@ -18,6 +18,7 @@ constexpr int64_t kExchangedObjects = 1 << 30;                               // 
 struct Reading {
   at::Tensor value;  // on the host; must not be written
   bool made_up;      // rests on a sample
+  bool routed;       // of samples, rests only on choices that are assumed to be spread evenly
   bool unknown;      // rests on a sample or on weights: nobody knows what it is in a training
 };
 bool is_known(const at::Tensor& tensor);
@@ -71,6 +72,7 @@ struct ValueTraits {  // constant for an op: from its schema, its tags and OpVal
   enum Second : uint8_t { Other, Number, Factor, Exponent, Least } second = Other;  // what the second argument is
   bool heavy = false;                                                               // a matrix product or the like
   bool random = false;
+  bool routes = false;        // chooses the best: a router
   bool lists = false;         // works on lists of tensors, of which none influences another
   int dim_argument = -1;      // which argument is `dim`, if any
   std::vector<bool> written;  // per argument: changed by the op
