@@ -266,6 +266,7 @@ def searched(
         deadline = time.monotonic() + 180
         while time.monotonic() < deadline and child.poll() is None and _count(database) < after:
             time.sleep(0.1)
+        time.sleep(0.3)  # a trial is in the database a moment before the search counts it
         assert child.poll() is None, "it ended before it could be killed"
         os.kill(child.pid, by)
         return child.wait(60)
