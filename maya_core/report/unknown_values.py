@@ -76,7 +76,7 @@ def _sentence(value: UnknownValue) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if value == int(value) else f"{value:.4g}"
+    return f"{value:,.0f}" if value.is_integer() else f"{value:.4g}"  # also inf, which is no integer
 
 
 def _place(value: UnknownValue) -> str:

@@ -376,3 +376,14 @@ def test_routing_is_told_but_assumed_to_be_even() -> None:
     prediction = emulated(program)
     assert [value.decides for value in prediction.unknown_values] == ["size"]
     assert prediction.memory.fits is True and prediction.memory.depends_on == []
+
+
+def test_a_number_that_is_infinite_is_told_too() -> None:
+    def program() -> None:
+        x = unknown(64, 64)
+        value = (x.sum() + float("inf")).item()  # an infinite number
+        if value > 1:
+            work(x)
+
+    prediction = emulated(program)
+    assert any("reads inf, which decides a branch" in caveat for caveat in prediction.caveats)
