@@ -294,10 +294,7 @@ void run(Recipe& recipe) {
     } else {
       tensors.push_back(read_value(operand.value, operand.layout));
     }
-    recipe.of_weights = recipe.of_weights || operand.value->of_weights;
-    recipe.of_numbers =
-        recipe.of_numbers || ((operand.value->made_up || operand.value->of_weights) && !operand.value->routed);
-    recipe.made_up = recipe.made_up || operand.value->made_up;  // reading may have shown that it cannot be computed
+    note_origin(recipe, *operand.value);  // reading may have shown that it cannot be computed
   }
   torch::jit::Stack stack;
   size_t next = 0;
@@ -407,6 +404,12 @@ Value::~Value() { release_resources(); }
 void Value::release_resources() {
   if (auto* data = std::get_if<Data>(&is); data && data->program) data->program->budget->remove(data->bytes);
   is = Uniform{};
+}
+
+void note_origin(Recipe& recipe, const Value& operand) {
+  recipe.made_up = recipe.made_up || operand.made_up;
+  recipe.of_numbers = recipe.of_numbers || ((operand.made_up || operand.of_weights) && !operand.routed);
+  recipe.of_weights = recipe.of_weights || operand.of_weights;
 }
 
 ValueRef uniform_value(at::ScalarType dtype, const at::Scalar& value) {

@@ -106,6 +106,8 @@ struct Recipe final : c10::intrusive_ptr_target {
   }
 };
 
+void note_origin(Recipe& recipe, const Value& operand);  // the recipe rests on what its operand rests on
+
 // Hides host arithmetic from autograd, autocast and any mode that the program has switched on.
 struct OnHost {
   c10::impl::ExcludeDispatchKeyGuard guard{

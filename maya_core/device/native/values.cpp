@@ -131,12 +131,6 @@ OnUnknown& on_unknown() {
   return *callback;
 }
 
-void note_origin(Recipe& recipe, const Value& operand) {
-  recipe.made_up = recipe.made_up || operand.made_up;
-  recipe.of_numbers = recipe.of_numbers || ((operand.made_up || operand.of_weights) && !operand.routed);
-  recipe.of_weights = recipe.of_weights || operand.of_weights;
-}
-
 // The copy of `from` into a part of a storage. Layouts of host tensors begin where their data do.
 void copy_into_part(const at::Tensor& to, Shadow& shadow, ValueRef from, Layout layout) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
