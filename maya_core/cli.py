@@ -19,16 +19,19 @@ from maya_core.errors import MayaError
 from maya_core.hardware.catalog import find_gpu, use_hardware_file
 from maya_core.hardware.cluster import Cluster
 from maya_core.installation import version_of
+from maya_core.overlay import files as overlay
 from maya_core.predictor.attention_kind import DEFAULT_ATTENTION
 from maya_core.predictor.calibration import load_calibration
 from maya_core.report.outputs import Outputs
 from maya_core.report.prediction import Prediction
 from maya_core.report.prediction_file import write_prediction
 from maya_core.report.terminal import plain_table
+from maya_core.report.written_files import written_files
 from maya_core.request import ClusterOptions, EmulationOptions, FileOptions, PredictionOptions, Request
 from maya_core.search import commands as search
 from maya_core.torch_seam.version import INSTALL
 from maya_core.trace.job import PREDICTION, JobTrace, read_job
+from maya_core.trace.run_folder import DEFAULT_OUT, keep_newest, new_run
 from maya_core.version import __version__
 
 HANGS = 3  # exit code of a run whose job would hang
@@ -75,17 +78,26 @@ def run(
     outputs = Outputs.of(request)
     load_calibration(request.gpu_name, request.profile)  # whether it exists and can be read, before anything runs
 
-    from maya_core.launch.run import run_command, split_command  # imports torch, so mistakes are reported before
+    from maya_core.launch.run import plan_run, split_command, without_secrets  # imports torch
 
     _refuse_option(command, "run")
-    done = run_command(
-        split_command(command), request, check=lambda world: request.cluster(world.ranks_per_node, world.nodes)
+    words = split_command(command)
+    planned = plan_run(words, request, lambda world: request.cluster(world.ranks_per_node, world.nodes))
+    with new_run(request.out or DEFAULT_OUT, without_secrets(words), request.gpu_name, request.name) as kept:
+        folder = kept.path
+        done = planned.run(folder)
+        if done.job is None:
+            raise _no_trace(done.exit_code)
+        prediction = pipeline.report(done.job, request, outputs)
+        write_prediction(folder / PREDICTION, prediction)
+    if done.files:
+        kept_files = folder / overlay.KEPT if request.keep_files else None
+        Console().print(Text(written_files(done.files, kept_files), style="dim"))
+    given = "" if request.out is None else f" {request.out}"
+    hint = (
+        f"Kept in {folder}. `maya report{given} --html FILE` draws the newest run; `maya what-if{given} --gpu NAME` predicts it on other "
+        f"hardware; `maya runs{given}` lists all runs."
     )
-    if done.job is None:
-        raise _no_trace(done.exit_code)
-    prediction = pipeline.report(done.job, request, outputs)
-    write_prediction(done.out / PREDICTION, prediction)
-    hint = f"Trace: {done.out}. `maya report {done.out} --html FILE` draws it; `maya what-if {done.out} --gpu NAME` predicts it on other hardware."
     Console().print(Text(hint, style="dim"))
     if done.exit_code or prediction.hangs:
         raise typer.Exit(done.exit_code or HANGS)
@@ -120,7 +132,8 @@ def _no_trace(exit_code: int) -> MayaError:
     tracked=True,
 )  # fmt: skip
 def report(
-    folder: FolderArgument,
+    *,
+    folder: FolderArgument = DEFAULT_OUT,
     request: Request,
     timeline: Annotated[
         Path | None,
@@ -157,7 +170,8 @@ def report(
     },
 )  # fmt: skip
 def what_if(
-    folder: FolderArgument,
+    *,
+    folder: FolderArgument = DEFAULT_OUT,
     request: Request,
     gpu: Annotated[list[str] | None, typer.Option(help="Another GPU. Give it several times to compare.")] = None,
 ) -> None:
@@ -249,7 +263,8 @@ def show_hardware(
     help={"gpu": "Price the trace for this GPU instead of the recorded one."},
 )
 def kernels(
-    folder: FolderArgument,
+    *,
+    folder: FolderArgument = DEFAULT_OUT,
     request: Request,
     top: Annotated[int, typer.Option(min=1, help="How many ops to list.")] = 20,
     rank: Annotated[int | None, typer.Option(min=0, help="Only this rank.")] = None,
@@ -291,6 +306,30 @@ def doctor(
             console.print(each, highlight=False, soft_wrap=isinstance(each, Text))
     if not can_run(report):
         raise typer.Exit(1)
+
+
+@app.command("runs")
+def show_runs(
+    folder: Annotated[Path, typer.Argument(help="A folder of runs (`maya run --out`).", metavar="[DIR]")] = DEFAULT_OUT,
+    keep: Annotated[
+        int | None, typer.Option(min=1, help="Remove all runs but the newest N, and list those.", metavar="N")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Lists the runs in a folder, the oldest first: when, what, on which GPUs, and what was predicted."""
+    from maya_core.report import run_list
+
+    if not folder.is_dir():
+        raise MayaError(f"there is no folder {folder}.", "`maya run` makes one; give the folder of its --out.")
+    for removed in keep_newest(folder, keep) if keep is not None else ():
+        typer.echo(f"Removed: {removed}", err=True)
+    rows = run_list.rows(folder)
+    if as_json:
+        typer.echo(json.dumps([row.model_dump(mode="json") for row in rows], indent=2))
+    elif not rows:
+        typer.echo(f"There are no runs in {folder}.")
+    else:
+        Console().print(run_list.table(rows))
 
 
 @app.command("help")

@@ -123,4 +123,7 @@ def _typed(annotation: Any) -> Any:
 
 
 HardwareOption = Annotated[Path | None, option("hardware")]
-FolderArgument = Annotated[Path, typer.Argument(help="The --out folder of a `maya run`.", metavar="DIR")]
+FolderArgument = Annotated[
+    Path,
+    typer.Argument(help="A run: its folder, its name, or a folder of runs, whose newest is meant.", metavar="[RUN]"),
+]

@@ -42,11 +42,6 @@ def check_target(path: Path, kind: FileKind) -> None:
         )
 
 
-def is_made(path: Path) -> bool:
-    """Whether Maya wrote the file."""
-    return path.is_file() and any(kind.value[1] in _start(path) for kind in FileKind)
-
-
 def _start(path: Path) -> bytes:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:

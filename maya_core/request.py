@@ -27,6 +27,7 @@ from maya_core.hardware.catalog import DEFAULT_GPU, find_gpu, find_node
 from maya_core.hardware.cluster import Cluster, cluster
 from maya_core.hardware.host_costs import Host
 from maya_core.predictor.attention_kind import DEFAULT_ATTENTION, SLOWER_THAN_FLASH2, check_attention
+from maya_core.trace.run_folder import check_name
 from maya_core.tracking import tracker_options
 
 MOST_GPUS_PER_NODE = 64
@@ -79,6 +80,12 @@ def _assumed(value: object) -> object:
 def _place(value: object) -> object:
     if isinstance(value, str) and not re.fullmatch(r".+:\d+", value):
         raise ValueError("not FILE:LINE. Give a line of the program at which a step ends: train.py:120")
+    return value
+
+
+def _run_name(value: object) -> object:
+    if isinstance(value, str):
+        check_name(value)
     return value
 
 
@@ -172,8 +179,20 @@ class EmulationOptions(Options):
         ),
     ] = {}
     out: Annotated[
-        Path | None, Option("The folder for the traces and the prediction.", metavar="DIR", default="maya-out")
+        Path | None,
+        Option("The folder for runs: every run gets a folder of its own in it.", metavar="DIR", default="maya-out"),
     ] = None
+    name: Annotated[
+        str | None,
+        BeforeValidator(_run_name),
+        Option("The name of the run's folder.", default="the time and the program's name"),
+    ] = None
+    keep_files: Annotated[
+        bool,
+        Option(
+            "Keep what the program writes, in the folder of the run: files/PATH for PATH. Without, it is gone when the run ends."
+        ),
+    ] = False
 
 
 class PredictionOptions(Options):

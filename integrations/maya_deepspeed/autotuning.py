@@ -69,8 +69,8 @@ def tune(launcher: RankLauncher, runner: ModuleType, args: Namespace, hosts: Hos
     if best is not None and best.name != name:
         best = None  # the best one is from an earlier tuning that must not be overwritten
     if best is not None and args.autotuning == "tune":
-        assert request.out is not None
-        best.keep(request.out)
+        assert launcher.settings.folder is not None
+        best.keep(launcher.settings.folder)
         return 0
     chosen = best.args if best is not None else runner.parse_args(tuner.optimal_cmd[1:])
     return run_job(launcher, runner, with_config(chosen, tuner.results_dir), hosts)
@@ -113,11 +113,11 @@ class Best:
     args: Namespace
     traces: Path
 
-    def keep(self, out: Path) -> None:
+    def keep(self, folder: Path) -> None:
         """Moves its traces to the folder of the run."""
-        out.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         for trace in self.traces.iterdir():
-            shutil.move(trace, out / trace.name)
+            shutil.move(trace, folder / trace.name)
 
 
 class Experiments:

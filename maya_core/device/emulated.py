@@ -12,6 +12,7 @@ import torch
 from maya_core.device import build, op_table
 from maya_core.device.planner import KernelSeconds, Planner, no_durations
 from maya_core.device.shim import cuda as shim
+from maya_core.device.visible import VisibleGpus
 from maya_core.errors import MayaError
 from maya_core.hardware.catalog import Gpu
 from maya_core.hardware.host_costs import CALL_S, DISPATCH_S
@@ -28,12 +29,18 @@ from maya_core.version import PACKAGE
 
 class EmulatedDevice:
     """`gpus` emulated GPUs of one kind in this process, until `remove`. `private` is a folder that is removed even if this process is
-    killed. `kernel_seconds` prices kernels for programs that time their GPU."""
+    killed. `kernel_seconds` prices kernels for programs that time their GPU. `node_gpus` are those of the node, of which CUDA_VISIBLE_DEVICES may
+    show fewer; None if nobody has said how many there are."""
 
     current: ClassVar[EmulatedDevice | None] = None  # the one that is on in this process
 
     def __init__(
-        self, gpu: Gpu, gpus: int, private: Path | None = None, kernel_seconds: KernelSeconds = no_durations
+        self,
+        gpu: Gpu,
+        gpus: int,
+        private: Path | None = None,
+        kernel_seconds: KernelSeconds = no_durations,
+        node_gpus: int | None = None,
     ) -> None:
         self.native = build.native()
         if self.native.installed():
@@ -76,7 +83,8 @@ class EmulatedDevice:
         self._torchs_kernels = False
         self.pass_over(*torch.__path__, str(PACKAGE))
         try:
-            shim.install(self.native, gpu, self.patches, private, self.asked_gpu)
+            visible = VisibleGpus(self.native, node_gpus)
+            shim.install(self.native, gpu, self.patches, private, self.asked_gpu, visible.count)
             self._torchs_kernels = native_kernels.imported()
             if self._torchs_kernels:  # otherwise torch registers them later, as it does on a GPU
                 native_kernels.register()

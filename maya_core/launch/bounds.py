@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from maya_core.errors import MayaError
 from maya_core.launch.ranks import RankSetting
@@ -16,7 +17,15 @@ from maya_core.trace.unknown_read import EXTREMES, Extreme
 
 OUTPUT = "output.log"  # of the program, in the folder of each of the two runs
 
-RunOnce = Callable[[Path, RankSetting | None, Extreme | None], tuple[int, JobTrace | None]]
+
+class Ran(Protocol):
+    """What a run of the program leaves."""
+
+    @property
+    def job(self) -> JobTrace | None: ...
+
+
+RunOnce = Callable[[Path, RankSetting | None, Extreme | None], Ran]
 
 
 def needs_bounds(job: JobTrace) -> bool:
@@ -38,7 +47,7 @@ def run_bounds(out: Path, setting: RankSetting | None, run: RunOnce) -> dict[Ext
         with (folder / OUTPUT).open("wb") as file:
             quiet = dataclasses.replace(setting or RankSetting(), output=(file, file))
             try:
-                _, job = run(folder, quiet, extreme)
+                job = run(folder, quiet, extreme).job
             except MayaError:  # a rank was killed
                 job = None
         if job is not None:

@@ -142,7 +142,7 @@ class ForkServer:
         environment.pop(VARIABLE, None)
         if self._request is not None:  # connected to a coordinator, as every emulated process is: so it ends with us
             coordinator = self._until_end.enter_context(Coordinator())
-            request = self._request.model_copy(update={"steps": None, "out": None})
+            request = self._request.model_copy(update={"steps": None})
             settings = ProcessSettings(request=request, gpus=self._gpus, rank=None, coordinator=coordinator.socket)
             environment |= {VARIABLE: settings.model_dump_json()}
             environment.setdefault("OMP_NUM_THREADS", "1")

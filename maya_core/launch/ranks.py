@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -42,6 +42,9 @@ class RankSetting:
     environment: dict[str, str] = field(default_factory=dict)
     output: tuple[IO[bytes], IO[bytes]] | None = None
     fork_server: ForkServer | None = None
+
+    def with_environment(self, more: dict[str, str]) -> RankSetting:
+        return replace(self, environment={**self.environment, **more})
 
 
 def cores() -> int:
@@ -192,11 +195,10 @@ class RankLauncher:
         return {VARIABLE: settings.model_dump_json()}
 
     @contextmanager
-    def separate_job(self, out: Path) -> Iterator[RankLauncher]:
+    def separate_job(self, folder: Path) -> Iterator[RankLauncher]:
         """A launcher for a job of its own, whose traces go to that folder."""
         with Coordinator() as coordinator:
-            request = self.settings.request.model_copy(update={"out": out})
-            settings = self.settings.model_copy(update={"request": request, "coordinator": coordinator.socket})
+            settings = self.settings.model_copy(update={"folder": folder, "coordinator": coordinator.socket})
             link = Link(coordinator.socket, frozenset())
             try:
                 yield RankLauncher(link, settings)

@@ -8,14 +8,15 @@ import shutil
 import signal
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
 from maya_core.device.build import library
+from maya_core.device.visible import VARIABLE as VISIBLE
 from maya_core.errors import MayaError
-from maya_core.files import is_made
 from maya_core.installation import how_to_install, installation, version_of
 from maya_core.launch import launchers, torchrun
 from maya_core.launch.bounds import needs_bounds, run_bounds
@@ -26,12 +27,12 @@ from maya_core.launch.ranks import RankLauncher, RankProcess, RankSetting
 from maya_core.launch.settings import VARIABLE, ProcessSettings
 from maya_core.launch.signals import ended_by_signal
 from maya_core.launch.world import World
+from maya_core.overlay import files
+from maya_core.overlay.files import Written
 from maya_core.request import Request
 from maya_core.torch_seam.version import installed
-from maya_core.trace.job import JobTrace, bound_folder, collate, gave_up, read_traces, write_manifest
-from maya_core.trace.unknown_read import EXTREMES, Extreme
-
-DEFAULT_OUT = Path("maya-out")
+from maya_core.trace.job import JobTrace, collate, gave_up, read_traces, write_manifest
+from maya_core.trace.unknown_read import Extreme
 
 
 @dataclass(frozen=True)
@@ -40,68 +41,87 @@ class CompletedRun:
 
     exit_code: int
     job: JobTrace | None  # None: it left no trace
-    out: Path
+    files: list[Written]  # that the program wrote; they are not where it wrote them
 
 
-def run_command(
-    command: list[str],
-    request: Request,
-    *,
-    check: Callable[[World], object] = lambda _: None,
-    setting: RankSetting | None = None,
-) -> CompletedRun:
-    """Runs the command to its end, or to the end of its last emulated step. `check` may refuse the job's world before anything runs;
-    `setting` is for a job that is one of many."""
+@dataclass(frozen=True)
+class PlannedRun:
+    """A command that can be run: the program was found, and its world is one that can be emulated."""
+
+    command: list[str]
+    request: Request
+    world: World
+    ranks: tuple[int, ...]  # that the user asked for by number
+    torchrun: Namespace | None  # its arguments, if the command is torchrun
+    program: str  # the path of the command
+
+    def run(self, folder: Path, setting: RankSetting | None = None) -> CompletedRun:
+        """Runs the command to its end, or to the end of its last emulated step. The traces go into the folder; `setting` is for a job that is
+        one of many."""
+        library()  # compiled here, once, where its message is seen
+        done = self._once(folder, setting)
+        job = done.job
+        if job is not None:
+            if needs_bounds(job):
+                job = replace(job, bounds=run_bounds(folder, setting, self._once))
+            write_manifest(folder, job)
+        return replace(done, job=job)
+
+    def _once(self, folder: Path, setting: RankSetting | None, unknown: Extreme | None = None) -> CompletedRun:
+        request = self.request
+        folder.mkdir(parents=True, exist_ok=True)
+        with (
+            ended_by_signal(),
+            JobProgress(request.steps) as progress,
+            Coordinator(self.ranks, progress.step) as coordinator,
+        ):
+            settings = ProcessSettings(
+                request=request.model_copy(update={"gpu": request.gpu_name, "tracking": {}}),
+                folder=folder.resolve(),
+                gpus=request.gpus_per_node,
+                machine_visible=os.environ.get(VISIBLE),
+                rank=None,
+                chosen=self.ranks,
+                coordinator=coordinator.socket,
+                note_files=setting is not None,
+                unknown=unknown,
+            )
+            overlay = coordinator.socket.parent / "overlay"
+            setting = (setting or RankSetting()).with_environment(
+                files.environment(overlay, [folder, coordinator.socket.parent])
+            )
+            if self.torchrun is not None:
+                launcher = RankLauncher(Link(coordinator.socket, frozenset(self.ranks)), settings)
+                exit_code = torchrun.launch(self.torchrun, launcher, setting)
+            else:
+                exit_code = _run_program([self.program, *self.command[1:]], settings, setting)
+            wrote = files.written(overlay)
+            if request.keep_files and unknown is None:
+                files.keep(overlay, folder / files.KEPT)
+        job = collect(folder, self.world, exit_code, coordinator.failed)
+        if job is not None:
+            job = replace(job, command=without_secrets(self.command), node=request.node, network=request.network)
+        return CompletedRun(exit_code, job, wrote)
+
+
+def plan_run(command: list[str], request: Request, check: Callable[[World], object] = lambda _: None) -> PlannedRun:
+    """What running the command means. A mistake is reported here, before anything is written or started; `check` may refuse the job's world."""
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
         raise MayaError(
             "TORCH_DEVICE_BACKEND_AUTOLOAD=0 is set: torch would not load the emulated device.",
             "Unset it and run again.",
         )
     installed().check()  # before torchrun's parser, which is torch's own
-    nodes, gpus, out = request.nodes, request.gpus_per_node, request.out or DEFAULT_OUT
+    nodes, gpus = request.nodes, request.gpus_per_node
     starts_ranks = nodes is None or launchers.launcher_in(command) is not None
     args = torchrun.parse(command if starts_ranks else _as_torchrun(command, nodes or 1, gpus or 1))
     program = find_program(command[0])
     if args is None and program is None:
         raise command_not_found(command[0])
     world = torchrun.world_of(args, gpus) if args is not None else World(nodes or 1, gpus or 1)
-    chosen = _chosen_ranks(request, world)
+    planned = PlannedRun(command, request, world, _chosen_ranks(request, world), args, program or command[0])
     check(world)
-    check_out(out)
-    library()  # compiled here, once, where its message is seen
-
-    def once(folder: Path, setting: RankSetting | None, unknown: Extreme | None = None) -> tuple[int, JobTrace | None]:
-        folder.mkdir(parents=True, exist_ok=True)
-        with (
-            ended_by_signal(),
-            JobProgress(request.steps) as progress,
-            Coordinator(chosen, progress.step) as coordinator,
-        ):
-            settings = ProcessSettings(
-                request=request.model_copy(update={"out": folder.resolve(), "gpu": request.gpu_name, "tracking": {}}),
-                gpus=gpus,
-                rank=None,
-                chosen=chosen,
-                coordinator=coordinator.socket,
-                note_files=setting is not None,
-                unknown=unknown,
-            )
-            if args is not None:
-                launcher = RankLauncher(Link(coordinator.socket, frozenset(chosen)), settings)
-                exit_code = torchrun.launch(args, launcher, setting)
-            else:
-                exit_code = _run_program([program or command[0], *command[1:]], settings, setting or RankSetting())
-        job = collect(folder, world, exit_code, coordinator.failed)
-        if job is not None:
-            job = replace(job, command=without_secrets(command), node=request.node, network=request.network)
-        return exit_code, job
-
-    exit_code, job = once(out, setting)
-    if job is not None:
-        if needs_bounds(job):
-            job = replace(job, bounds=run_bounds(out, setting, once))
-        write_manifest(out, job)
-    return CompletedRun(exit_code, job, out)
+    return planned
 
 
 def _chosen_ranks(request: Request, world: World) -> tuple[int, ...]:
@@ -158,14 +178,15 @@ def _run_program(command: list[str], settings: ProcessSettings, setting: RankSet
 
 
 def collect(
-    out: Path, world: World, exit_code: int, failed: Mapping[int, int] = MappingProxyType({})
+    folder: Path, world: World, exit_code: int, failed: Mapping[int, int] = MappingProxyType({})
 ) -> JobTrace | None:
     """The traces of a run that has ended. `failed` has the exit codes of ranks that ended with one."""
-    traces = gave_up(read_traces(out), exit_code, failed)
+    traces = gave_up(read_traces(folder), exit_code, failed)
     if not traces:
         return None
     joined = max(trace.meta["world_size"] for trace in traces)
-    world_size = joined if joined > 1 else world.size
+    # A single process sees the GPUs that it, or CUDA_VISIBLE_DEVICES, asks for.
+    world_size = joined if joined > 1 else max(world.size, *(trace.meta["gpus"] for trace in traces))
     per_node = min(world_size, max(trace.meta["ranks_per_node" if joined > 1 else "gpus"] for trace in traces))
     return replace(
         collate(traces),
@@ -196,27 +217,6 @@ def without_secrets(command: list[str]) -> tuple[str, ...]:
         hide = not equals and word.startswith("-") and bool(_SECRET_NAME.search(name))
         shown.append(_SECRET_LOOKS.sub("***", word))
     return tuple(shown)
-
-
-def check_out(out: Path) -> None:
-    """Clears the folder of an earlier run, and refuses a folder that holds anything else."""
-    if not out.exists():
-        return
-    if not out.is_dir():
-        raise MayaError(f"--out {out} is a file.", "Give a folder for the traces.")
-    run = r"(rank-\d{5,}\.trace|job\.json|prediction\.json)(\.part)?"
-    earlier = [entry for entry in out.iterdir() if re.fullmatch(run, entry.name)]
-    bounds = [folder for extreme in EXTREMES if (folder := bound_folder(out, extreme)).is_dir()]
-    others = [entry for entry in out.iterdir() if entry not in (*earlier, *bounds) and not is_made(entry)]
-    if others:
-        raise MayaError(
-            f"--out {out} holds other files ({others[0].name}).",
-            "Give an empty or a new folder, so that traces do not mix with them.",
-        )
-    for entry in earlier:
-        entry.unlink()
-    for folder in bounds:
-        shutil.rmtree(folder)
 
 
 def split_command(arguments: list[str]) -> list[str]:

@@ -18,7 +18,9 @@ class ProcessSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     request: Request
+    folder: Path | None = None  # of the run, where the trace is written; None: nowhere
     gpus: PositiveInt | None = None  # visible to the process; None: neither the user nor a launcher has said, so one
+    machine_visible: str | None = None  # CUDA_VISIBLE_DEVICES where Maya was started
     ranks_per_node: PositiveInt | None = None  # None: one for each GPU
     rank: int | None = 0  # None: known once the program joins a process group
     world_size: PositiveInt = 1
@@ -26,7 +28,3 @@ class ProcessSettings(BaseModel):
     coordinator: Path | None = None  # the socket of the command that started it
     unknown: Extreme | None = None  # what masks keep that depend on unknown values; None: as many as a sample
     note_files: bool = False  # whether to note which of the user's files the program reads
-
-    @property
-    def out(self) -> Path | None:
-        return self.request.out

@@ -331,6 +331,8 @@ class WorldPart(Part):
     """GPUs of a node."""
     emulated_ranks: list[int]
     """The ranks that were emulated."""
+    idle_gpus: int = 0
+    """GPUs of the job's nodes on which nothing ran."""
 
 
 class ClusterPart(Part):

@@ -27,6 +27,8 @@ from maya_core.report.analysis import Analysis
 from maya_core.report.compilation import caveats as caveats_of_compiling
 from maya_core.report.compilation import compiled
 from maya_core.report.gpu_memory import memory, unplaced_bytes
+from maya_core.report.gpu_use import caveats as use_caveats
+from maya_core.report.gpu_use import idle_gpus
 from maya_core.report.prediction import (
     Assumptions,
     ClusterPart,
@@ -223,6 +225,7 @@ def _world(analysis: Analysis) -> WorldPart:
         nodes=analysis.cluster.nodes,
         gpus_per_node=analysis.cluster.gpus_per_node,
         emulated_ranks=list(analysis.job.ranks),
+        idle_gpus=idle_gpus(analysis.job),
     )
 
 
@@ -428,7 +431,7 @@ def _caveats(analysis: Analysis) -> list[str]:
             )
         found += _step_caveats(analysis, trace)
         found += caveats_of_compiling(trace)
-    found += _other_gpu_caveats(analysis)
+    found += [*_other_gpu_caveats(analysis), *use_caveats(analysis.job)]
     calibration = analysis.calibration
     if calibration is not None and calibration.runs is not None and calibration.runs.shipped != shipped_digest():
         found.append(

@@ -89,6 +89,8 @@ def _title(prediction: Prediction) -> str:
         network = f", {prediction.cluster.network}" if world.nodes > 1 else ""
         whole += f" ({world.nodes:,} node{'s' * (world.nodes != 1)} of {world.gpus_per_node}{network})"
         whole += f", {ranks_in_words(world.emulated_ranks)} emulated"
+    if world.idle_gpus:
+        whole += f", {world.idle_gpus:,} idle"
     steps, ended = prediction.trace.steps, prediction.trace.ended
     return f"{whole}: {steps} step{'s' * (steps != 1)}, {ENDINGS.get(ended, ended)}"
 

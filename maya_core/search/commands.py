@@ -37,7 +37,8 @@ from maya_core.search.shipped import find_recipe, new_recipe, shipped
 from maya_core.search.sizing import Size
 from maya_core.search.study import OBJECTIVES, SAMPLERS, Goal, Plan, Search, Trial
 from maya_core.search.trial import task_of
-from maya_core.trace.job import PREDICTION, read_job
+from maya_core.trace.job import PREDICTION, read_run
+from maya_core.trace.run_folder import find_run
 from maya_core.tracking import search_trackers
 
 recipes = typer.Typer(help="Lists the included recipes, and writes new ones. A recipe is a job as a file.")
@@ -430,7 +431,8 @@ def check(
     subjects: Annotated[
         list[str],
         typer.Argument(
-            help="Recipes, whose default configuration is run, or --out folders of `maya run`.", metavar="RECIPE|DIR..."
+            help="Recipes, whose default configuration is run, or runs of `maya run`: their folders, or a folder of runs, whose newest is meant.",
+            metavar="RECIPE|RUN...",
         ),
     ],
     request: Request,
@@ -515,7 +517,8 @@ def _subjects(given: list[str]) -> list[_Subject]:
 def _subject(given: str) -> _Subject:
     path = Path(given)
     if path.is_dir():
-        return _Subject(path.resolve().name, folder=path)
+        # Not the name of the run, which is another one each time: a baseline knows jobs by their names.
+        return _Subject(path.absolute().name, folder=find_run(path))
     recipe = find_recipe(given)
     recipe.check_can_run()
     return _Subject(recipe.name, recipe)
@@ -544,7 +547,7 @@ def _recorded(folder: Path, request: Request) -> Prediction:
     """The prediction that `maya run` stored; a new one if `maya check` was given options."""
     if not request.model_fields_set - {"tracking"} and (folder / PREDICTION).exists():
         return read_prediction(folder / PREDICTION)
-    return pipeline.predict(read_job(folder), request)
+    return pipeline.predict(read_run(folder), request)
 
 
 def _verdict_table(verdict: Verdict) -> Table:

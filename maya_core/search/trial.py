@@ -29,7 +29,7 @@ from maya_core.report.prediction import Prediction
 from maya_core.report.unknown_values import memory_in_words
 from maya_core.request import EmulationOptions, PredictionOptions, Request
 from maya_core.search.recipe import HARDWARE, CheckedRecipe, Point, Program
-from maya_core.trace.job import read_job
+from maya_core.trace.job import read_run
 from maya_core.version import __version__
 
 LOG = "output.log"
@@ -60,7 +60,9 @@ class Task(BaseModel):
         named = {part for word in self.program.words for part in (word, word.rpartition("=")[2])}
         files = {word: stamp(word) for word in named if ("/" in word or "." in word) and Path(word).is_file()}
         software = [installed(), __version__, sys.version]
-        emulation = self.request.model_dump(mode="json", include=set(EmulationOptions.model_fields) - {"out"})
+        emulation = self.request.model_dump(
+            mode="json", include=set(EmulationOptions.model_fields) - {"out", "name", "keep_files"}
+        )
         return _digest([self.program.model_dump(), emulation, os.getcwd(), files, software])
 
     @property
@@ -221,7 +223,7 @@ def _from_trace(task: Task) -> Outcome | None:
     program = task.trace_key
     if program is None or not (folder := _traces(task, program)).joinpath("job.json").exists():
         return None
-    prediction = pipeline.predict(read_job(folder), task.request, task.machine)
+    prediction = pipeline.predict(read_run(folder), task.request, task.machine)
     if prediction.memory.fits is None:
         return None
     _keep(task, prediction)
@@ -231,7 +233,7 @@ def _from_trace(task: Task) -> Outcome | None:
 def _emulated(task: Task, forked: bool = True, also_read: frozenset[str] = frozenset()) -> Outcome:
     from maya_core.launch.fork_server import NOT_HERE
     from maya_core.launch.ranks import RankSetting
-    from maya_core.launch.run import run_command, split_command
+    from maya_core.launch.run import plan_run, split_command
 
     machine = task.machine
     words = split_command(list(task.program.words))
@@ -239,12 +241,10 @@ def _emulated(task: Task, forked: bool = True, also_read: frozenset[str] = froze
     with tempfile.TemporaryDirectory(prefix="maya-trial-") as place:
         log = Path(place) / LOG
         size = (None, None) if _has_world(words) else (machine.nodes, machine.gpus_per_node)
-        request = task.request.model_copy(
-            update={"nodes": size[0], "gpus_per_node": size[1], "out": Path(place) / TRACE}
-        )
+        request = task.request.model_copy(update={"nodes": size[0], "gpus_per_node": size[1]})
         with log.open("wb") as file:
             server = _fork_server(task, environment) if forked else None
-            done = run_command(words, request, setting=RankSetting(environment, (file, file), server))
+            done = plan_run(words, request).run(Path(place) / TRACE, RankSetting(environment, (file, file), server))
         ranks = done.job.ranks.values() if done.job is not None else ()
         read = also_read.union(*(trace.meta["files"] for trace in ranks))
         if forked and done.exit_code == NOT_HERE:

@@ -18,6 +18,8 @@ from maya_core.collectives.collective_record import CollectiveRecord
 from maya_core.collectives.exchange import Exchange
 from maya_core.collectives.store_keys import LocalKeys
 from maya_core.device.emulated import EmulatedDevice
+from maya_core.device.visible import VARIABLE as VISIBLE
+from maya_core.device.visible import visible_gpus
 from maya_core.hardware.catalog import find_gpu
 from maya_core.integration import install_all
 from maya_core.launch.link import Link
@@ -57,7 +59,8 @@ class Emulation:
         self.world_size = settings.world_size
         private = settings.coordinator.parent if settings.coordinator else None
         gpu = find_gpu(settings.request.gpu_name)
-        self.device = EmulatedDevice(gpu, settings.gpus or 1, private, ProgramTiming(gpu).kernel_seconds)
+        node_gpus = settings.request.gpus_per_node
+        self.device = EmulatedDevice(gpu, settings.gpus or 1, private, ProgramTiming(gpu).kernel_seconds, node_gpus)
         self.modules = ModulePaths(self.device.native)
         self.link = Link(settings.coordinator, frozenset(settings.chosen)) if settings.coordinator else None
         if self.link is not None:
@@ -89,6 +92,7 @@ class Emulation:
         self.others: OtherRanks | None = None
         self.files = FilesRead() if settings.note_files else None
         self.log: dict[str, dict[str, Any]] = {}  # lines of the framework's own log, by name: report/framework_log.py
+        self._see_all(settings.ranks_per_node or 1)
         self._install()
         if self.rank is not None:
             self._join_world(self.rank, self.world_size)
@@ -128,8 +132,21 @@ class Emulation:
         for name in (*World(1, 2).environment(0), "NODE_RANK", "CUDA_DEVICE_ORDER", "CUBLAS_WORKSPACE_CONFIG"):
             patches.keep(os.environ, name)
 
+    def _see_all(self, needed: int) -> None:
+        """Ignores CUDA_VISIBLE_DEVICES of the machine that Maya runs on, if it shows fewer GPUs than the job needs: it is not the cluster's."""
+        value = os.environ.get(VISIBLE)
+        if value is None or value != self.settings.machine_visible:
+            return
+        if (visible_gpus(value, self.settings.request.gpus_per_node) or 0) < needed:
+            self.device.patches.keep(os.environ, VISIBLE)
+            del os.environ[VISIBLE]
+            self.notes.add(
+                f"{VISIBLE}={value!r}, which was set when Maya was started, is ignored: the job needs {needed} GPU{'s' * (needed != 1)} of each node."
+            )
+
     def grow(self, gpus: int) -> None:
         """The program has now said how many GPUs the node has."""
+        self._see_all(gpus)
         self.device.grow(gpus)
         self._place(self.device.gpus)
 
@@ -230,6 +247,7 @@ class Emulation:
             "python": platform.python_version(),
             "gpu": gpu.name,
             "gpus": self.device.gpus,
+            "node_gpus": self.settings.request.gpus_per_node,
             "ranks_per_node": self.ranks_per_node,
             "gpu_memory_bytes": gpu.memory_bytes,
             "outside_allocator_bytes": gpu.outside_bytes,
@@ -257,9 +275,10 @@ class Emulation:
     def _write(self, trace: RankTrace) -> None:
         """Into the run's folder. A process that only started the ranks has nothing to write."""
         worked = np.isin((EventKind.OP, EventKind.OUT_OF_MEMORY), trace.events["kind"]).any()
-        if self.settings.out is not None and (self.rank is not None or worked):
-            self.settings.out.mkdir(parents=True, exist_ok=True)
-            write_trace(trace_path(self.settings.out, self.rank or 0), trace)
+        folder = self.settings.folder
+        if folder is not None and (self.rank is not None or worked):
+            folder.mkdir(parents=True, exist_ok=True)
+            write_trace(trace_path(folder, self.rank or 0), trace)
 
 
 def _with_step_ends(events: np.ndarray, ends: list[int], cut: bool) -> np.ndarray:

@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 from maya_core.device.emulated import EmulatedDevice
 from maya_core.launch.fork_server import LARGEST_REQUEST, NOT_HERE, POLL_S, READ_ONCE, program_in
 from maya_core.launch.settings import VARIABLE, ProcessSettings
+from maya_core.overlay import files as overlay
 from maya_core.session import process
 from maya_core.session.autoload import activate
 
@@ -80,6 +81,8 @@ def _become(command: list[str], environment: dict[str, str], folder: str, files:
         os.environ.clear()
         os.environ.update(environment)
         os.chdir(folder)
+        if overlay.is_on():
+            overlay.start(os.environ)
         code = _run(command, _begin_emulation())
     finally:  # as the interpreter ends, except that imported modules are not taken apart, which takes long
         with contextlib.suppress(Exception):

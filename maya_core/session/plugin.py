@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import atexit
 import sys
-from dataclasses import replace
 from typing import Any
 
 from maya_core import pipeline
 from maya_core.hardware.catalog import hardware_file_in_use
 from maya_core.integration import Integration
 from maya_core.launch.rerun import program_again
-from maya_core.launch.run import check_out, without_secrets
 from maya_core.messages import say
 from maya_core.report.outputs import Outputs
 from maya_core.report.prediction import Prediction
@@ -20,7 +18,7 @@ from maya_core.request import Request
 from maya_core.session import process
 from maya_core.session.block import EmulatedBlock
 from maya_core.session.emulation import Emulation
-from maya_core.trace.job import PREDICTION, write_manifest
+from maya_core.trace.job import PREDICTION
 from maya_core.trace.schema import EventKind
 
 
@@ -66,8 +64,6 @@ class PluginSession:
             return
         if PluginSession.current is not None:
             PluginSession.current.drop()
-        if self.request.out is not None:
-            check_out(self.request.out)
         request = self.request.model_copy(update={"nodes": None})
         self._block = EmulatedBlock(request, rerun=program_again() is not None).__enter__()
         PluginSession.current = self
@@ -100,12 +96,9 @@ class PluginSession:
         if block.trace.meta["steps"] == 0 and not out_of_memory:
             say("no step was trained, so there is no prediction")
             return None
-        command = without_secrets(program_again() or [])
-        job = replace(block.job, command=command, node=self.request.node, network=self.request.network)
-        prediction = pipeline.report(job, self.request, self.outputs)
-        if self.request.out is not None:
-            write_manifest(self.request.out, job)
-            write_prediction(self.request.out / PREDICTION, prediction)
+        prediction = pipeline.report(block.job, self.request, self.outputs)
+        if block.folder is not None:
+            write_prediction(block.folder / PREDICTION, prediction)
         return prediction
 
     def _explain_under_run(self) -> None:

@@ -9,6 +9,10 @@ from maya_core.torch_seam.names import Name
 ORIGINAL_MODULE = "_orig_mod"  # the attribute under which torch.compile's wrapper keeps the module that it wraps
 NEXT_BATCH = Name("torch.utils.data.dataloader:_BaseDataLoaderIter", "__next__")
 
+# ---- torch.save and torch.load ----
+OPEN_WRITER = Name("torch.serialization", "_open_zipfile_writer")
+OPEN_READER = Name("torch.serialization", "_open_zipfile_reader")
+
 # ---- torch.distributed.checkpoint ----
 SAVER = "torch.distributed.checkpoint.state_dict_saver"
 SAVE_STATE_DICT = Name(SAVER, "_save_state_dict")
@@ -27,6 +31,13 @@ NAMES = ASYNC_EXECUTORS  # of the tuples above, for the seam test
 def index_sampler(iterator: Any) -> Any | None:
     """The sampler from which a data loader's iterator takes the indices of a batch."""
     return iterator._index_sampler
+
+
+def reader_of(path: str) -> Any:
+    """torch's reader of the records of a checkpoint."""
+    import torch
+
+    return torch._C.PyTorchFileReader(path)
 
 
 def stages_in_background(stager: Any) -> bool:

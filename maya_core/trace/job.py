@@ -15,10 +15,10 @@ from maya_core.errors import MayaError
 from maya_core.installation import installation
 from maya_core.trace.communication import POINT_TO_POINT, CollectiveCall, Communicator
 from maya_core.trace.rank import RankTrace, read_trace
+from maya_core.trace.run_folder import MANIFEST, find_run, is_running, read_about, runs_in
 from maya_core.trace.schema import EventKind
 from maya_core.trace.unknown_read import EXTREMES, Extreme, UnknownRead
 
-MANIFEST = "job.json"
 PREDICTION = "prediction.json"  # in the same folder, once the job is predicted
 VERSION = 1
 
@@ -244,12 +244,17 @@ def read_traces(folder: Path) -> list[RankTrace]:
 
 
 def read_job(folder: str | Path) -> JobTrace:
-    """Reads the job that `maya run` recorded in this folder (`--out`). A `MayaError` says what is wrong with a folder that cannot be read."""
-    folder = Path(folder)
+    """Reads the job that `maya run` recorded: from the folder of the run, or from a folder of runs (`--out`), whose newest is meant. A `MayaError`
+    says what is wrong with a folder that cannot be read."""
+    return read_run(find_run(Path(folder)))
+
+
+def read_run(folder: Path) -> JobTrace:
+    """Reads the job in the folder of one run."""
     manifest = _read_manifest(folder)
     beside = {extreme: bound_folder(folder, extreme) for extreme in EXTREMES}
     bounds = {
-        extreme: read_job(each) if (each / MANIFEST).exists() else None
+        extreme: read_run(each) if (each / MANIFEST).exists() else None
         for extreme, each in beside.items()
         if each.is_dir()
     }
@@ -290,13 +295,22 @@ def _failed(trace: RankTrace, code: int) -> RankTrace:
     return replace(trace, meta={**trace.meta, "ended": "failed", "failure": f"it ended with exit code {code}"})
 
 
+def _no_job(folder: Path) -> MayaError:
+    if is_running(folder):
+        return MayaError(f"the run in {folder} is still going on.", "Wait for its end. `maya runs` lists all runs.")
+    others = "`maya runs` lists the runs in a folder."
+    if read_about(folder) is not None:
+        return MayaError(f"the run in {folder} did not finish: it has no {MANIFEST}, which is written last.", others)
+    if runs_in(folder):
+        return MayaError(f"{folder} holds no finished run.", others)
+    what = f"{folder} holds no run" if folder.exists() else f"there is no run {folder}"
+    return MayaError(f"{what}.", f"Give the folder of a run, or a folder of runs such as maya-out. {others}")
+
+
 def _read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     if not path.exists():
-        raise MayaError(
-            f"{folder} holds no finished run: it has no {MANIFEST}, which is written last.",
-            "Give the --out folder of a `maya run` that finished, or run it again.",
-        )
+        raise _no_job(folder)
     try:
         manifest = Manifest.model_validate_json(path.read_text())
     except (ValidationError, OSError, UnicodeDecodeError) as error:

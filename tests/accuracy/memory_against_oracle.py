@@ -59,7 +59,7 @@ def emulated(script: Path, gpu: str) -> dict[str, int]:
         if done.returncode:
             raise SystemExit(f"{script.name} failed on {gpu}:\n{done.stderr[-3000:]}")
         line = next(json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
-        trace = read_trace(next(Path(folder, "out").glob("*.trace")))
+        trace = read_trace(next(Path(folder, "out", "latest").glob("*.trace")))
     return {
         "allocated": line["max_memory_allocated"],
         "reserved": line["max_memory_reserved"],

@@ -32,6 +32,7 @@ from maya_core.errors import MayaError
 from maya_core.pipeline import predict
 from maya_core.request import Request
 from maya_core.trace.job import read_job
+from maya_core.trace.run_folder import find_run
 
 WORKLOADS = Path(__file__).parent / "runs" / "workloads"
 BEGIN, END = "<!-- published runs: made by tests/accuracy/published_runs.py -->", "<!-- end of published runs -->"
@@ -106,7 +107,7 @@ def emulate(run: Run, key: str, folder: Path, timeout_s: float, again: bool) -> 
     if (
         not again
         and record.exists()
-        and (folder / "job.json").exists()
+        and (find_run(folder) / "job.json").exists()
         and json.loads(record.read_text())["key"] == key
     ):
         return None

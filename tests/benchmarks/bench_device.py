@@ -117,7 +117,7 @@ def compare_with_fake_tensors(table: Table) -> None:
         with maya_core.emulate("h100", out=folder) as job:
             ours = gpt2_step(times=15)
         ops = int((job.trace.step(job.trace.steps)["kind"] == EventKind.OP).sum())
-        path = next(Path(folder).iterdir())
+        path = next(Path(folder, "latest").glob("*.trace"))
         per_op = path.stat().st_size / len(read_trace(path).ops)
     with maya_core.emulate("h100"), FakeTensorMode():
         fake = gpt2_step(times=5)

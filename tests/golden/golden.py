@@ -73,7 +73,7 @@ def record(program: str, gpu: str) -> str:
     kept = TRACES / program / gpu
     shutil.rmtree(kept, ignore_errors=True)
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "out"
+        out = Path(folder) / "out" / "latest"
         done = subprocess.run(
             _command(program, gpu, out), cwd=PROGRAMS, env=_environment(Path(folder)), capture_output=True, text=True
         )
@@ -93,7 +93,7 @@ def _command(program: str, gpu: str, out: Path) -> list[str]:
     world = WORLDS[program]
     start = ["torchrun", "--nproc-per-node", str(world)] if world > 1 else ["python"]
     maya = str(Path(sys.executable).parent / "maya")
-    return [maya, "run", "--gpu", gpu, "--steps", str(STEPS), "--out", str(out), "--", *start, f"{program}.py"]
+    return [maya, "run", "--gpu", gpu, "--steps", str(STEPS), "--out", str(out.parent), "--", *start, f"{program}.py"]
 
 
 def _environment(folder: Path) -> dict[str, str]:

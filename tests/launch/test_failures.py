@@ -45,7 +45,7 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def predicted(folder: Path) -> dict:
-    return json.loads((folder / "maya-out/prediction.json").read_text())
+    return json.loads((folder / "maya-out/latest/prediction.json").read_text())
 
 
 @pytest.mark.parametrize(
@@ -98,5 +98,5 @@ def test_a_killed_rank_leaves_no_prediction(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert "rank 2 was killed by signal 9" in done.stderr
-    assert not (tmp_path / "maya-out/prediction.json").exists()
+    assert not (tmp_path / "maya-out/latest/prediction.json").exists()
     assert run(tmp_path, "report", "maya-out").returncode == 2

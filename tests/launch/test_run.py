@@ -52,8 +52,10 @@ def test_an_unmodified_script(tmp_path: Path) -> None:
     assert prediction["trace"]["ended"] == "stopped"
     assert prediction["trace"]["kernels_per_step"] > 50
     assert 0 < prediction["step_time_s"] < 1
-    assert (tmp_path / "maya-out" / "prediction.json").read_text() == (tmp_path / "prediction.json").read_text()
-    assert (tmp_path / "maya-out" / "rank-00000.trace").exists()
+    assert (tmp_path / "maya-out" / "latest" / "prediction.json").read_text() == (
+        tmp_path / "prediction.json"
+    ).read_text()
+    assert (tmp_path / "maya-out" / "latest" / "rank-00000.trace").exists()
 
 
 def test_steps(tmp_path: Path) -> None:
@@ -136,15 +138,14 @@ def test_a_program_that_gives_up_has_not_come_to_its_end(tmp_path: Path) -> None
     assert "0 steps, then the program failed" in done.stdout and "not known to fit" in done.stdout
 
 
-def test_user_files_are_never_overwritten(tmp_path: Path) -> None:
+def test_a_run_leaves_what_stands_beside_it_alone(tmp_path: Path) -> None:
     train = script(tmp_path, SCRIPT.format(optimizer="SGD"))
     precious = tmp_path / "results"
     precious.mkdir()
     (precious / "thesis.txt").write_text("years of work")
-    done = maya("run", "--out", "results", "--", "python", train, cwd=tmp_path)
-    assert done.returncode == 2
-    assert "thesis.txt" in done.stderr
+    assert maya("run", "--out", "results", "--", "python", train, cwd=tmp_path).returncode == 0
     assert (precious / "thesis.txt").read_text() == "years of work"
+    assert maya("run", "--out", "results/thesis.txt", "--", "python", train, cwd=tmp_path).returncode == 2
 
 
 @pytest.mark.parametrize(

@@ -47,5 +47,7 @@ def test_it_is_priced_as_described(tmp_path: Path, gpu: str, timed: float) -> No
     assert row["seconds"] == pytest.approx(timed + Predictor(find_gpu(gpu)).kernels([reduction]).seconds[0], rel=1e-6)
     assert row["family"] == "timed"
     assert prediction["unknown_ops"] == []
-    [call] = [call for call in read_trace(tmp_path / gpu / "rank-00000.trace").calls if call.op == "mylib::route"]
+    [call] = [
+        call for call in read_trace(tmp_path / gpu / "latest" / "rank-00000.trace").calls if call.op == "mylib::route"
+    ]
     assert call.flops == 2 * 4096 * 128 * 8  # which another process cannot compute

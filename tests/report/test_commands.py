@@ -51,9 +51,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_nothing_secret_is_kept(recorded: Path) -> None:
-    job = json.loads((recorded / "out" / "job.json").read_text())
+    job = json.loads((recorded / "out" / "latest" / "job.json").read_text())
     assert job["command"][-5:] == ["--api-key", "***", "--hub_token=***", "--url", "https://***@host/x"]
-    for path in (recorded / "out").iterdir():
+    for path in (recorded / "out" / "latest").iterdir():
         assert b"topsecret" not in path.read_bytes()
         assert not path.name.endswith((".pkl", ".pickle", ".pt"))
 
@@ -61,7 +61,7 @@ def test_nothing_secret_is_kept(recorded: Path) -> None:
 def test_the_report_says_what_the_run_said(recorded: Path, tmp_path: Path) -> None:
     done = maya("report", str(recorded / "out"), "--json", "again.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "again.json").read_bytes() == (recorded / "out" / "prediction.json").read_bytes()
+    assert (tmp_path / "again.json").read_bytes() == (recorded / "out" / "latest" / "prediction.json").read_bytes()
 
 
 def test_other_gpus_side_by_side(recorded: Path, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_node_and_network_of_the_run_are_kept(recorded: Path, tmp_path: Path) ->
     assert maya("report", "maya-out", "--json", "again.json", cwd=tmp_path).returncode == 0
     again = json.loads((tmp_path / "again.json").read_text())
     assert (again["cluster"]["node"], again["cluster"]["network"]) == ("p4d.24xlarge", "ethernet-25")
-    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "maya-out" / "prediction.json").read_bytes()
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "maya-out" / "latest" / "prediction.json").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_another_world_size_gets_the_command_that_emulates_it(recorded: Path, tm
 @pytest.mark.parametrize("damage", ["truncated", "newer", "no manifest", "missing"])
 def test_damaged_runs_are_refused_and_nothing_is_written(recorded: Path, tmp_path: Path, damage: str) -> None:
     folder = tmp_path / "copy"
-    shutil.copytree(recorded / "out", folder)
+    shutil.copytree(recorded / "out" / "latest", folder)
     trace = folder / "rank-00000.trace"
     if damage == "truncated":
         trace.write_bytes(trace.read_bytes()[:1000])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -218,15 +216,3 @@ def test_only_secrets_are_hidden() -> None:
         "AKIAABCDEFGHIJKLMNOP",
     ]
     assert without_secrets(secret) == ("--password", "***", "--token", "***", "***", "***", "***")
-
-
-def test_pages_beside_the_traces_are_kept(tmp_path: Path) -> None:
-    from maya_core.launch.run import check_out
-
-    (tmp_path / "report.html").write_text('<meta name="generator" content="Maya 0.1.0">')
-    (tmp_path / "job.json").write_text("{}")
-    check_out(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(maya_core.MayaError, match=r"holds other files \(notes.txt\)"):
-        check_out(tmp_path)

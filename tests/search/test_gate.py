@@ -108,7 +108,7 @@ def test_a_recorded_run(folder: Path, tmp_path: Path) -> None:
             cli.app, ["check", "recorded", "--baseline", str(folder / "baseline.json"), "--max-regression", "0%"]
         )
         assert done.exit_code == 0 and "the baseline does not contain this job" in " ".join(done.output.split())
-        prediction = read_prediction(tmp_path / "recorded" / "prediction.json")
+        prediction = read_prediction(tmp_path / "recorded" / "latest" / "prediction.json")
         # The recipe's default is this very program: forked from a warm process or started, it predicts the same.
         baseline = json.loads((folder / "baseline.json").read_text())["jobs"]["mlp"]
         assert gate.Figures.of(prediction).model_dump() == baseline
@@ -121,7 +121,7 @@ def test_a_recorded_run(folder: Path, tmp_path: Path) -> None:
         unknown = prediction.model_copy(update={"memory": prediction.memory.model_copy(update={"fits": None})})
         assert not gate.judge("job", crashed, gate.Limits(), None).ok
         assert not gate.judge("job", unknown, gate.Limits(), None).ok
-        words = ["check", "recorded", "--baseline", "recorded/prediction.json", "--max-regression", "0%"]
+        words = ["check", "recorded", "--baseline", "recorded/latest/prediction.json", "--max-regression", "0%"]
         assert runner.invoke(cli.app, words).exit_code == 0
 
 

@@ -412,11 +412,14 @@ def test_a_trial_has_the_emulations_own_environment(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "own"))
     monkeypatch.setenv("MAYA_CACHE_DIR", str(cache_folder()))
+    seen = tmp_path / "cache-of-the-user"  # a folder whose files are real
+    seen.mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(seen))
     Path("train.py").write_text(
         "import json, os, shutil, torch\n"
         "torch.nn.Linear(8, 8).cuda()\n"
         "seen = [os.environ['TORCHINDUCTOR_CACHE_DIR'], shutil.which('nvidia-smi'), os.environ['KNOB']]\n"
-        "json.dump(seen, open('seen.json', 'w'))\n"
+        "json.dump(seen, open('cache-of-the-user/seen.json', 'w'))\n"
     )
     Path("job.yaml").write_text(
         "about: It looks around.\ncommand: python train.py\ncluster: {gpu: l4}\nenvironment: {KNOB: '7'}\nspace: {gpu: [l4]}\n"
@@ -426,7 +429,7 @@ def test_a_trial_has_the_emulations_own_environment(tmp_path: Path, monkeypatch:
         run_task(task_of(recipe, recipe.default, tmp_path / "cache"))
     finally:
         close_worker()
-    caches, smi, knob = json.loads(Path("seen.json").read_text())
+    caches, smi, knob = json.loads((seen / "seen.json").read_text())
     assert Path(caches).is_relative_to(cache_folder())
     assert "maya-smi-" in smi and knob == "7"
 

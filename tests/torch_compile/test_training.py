@@ -62,7 +62,7 @@ def test_generated_kernels_are_recorded_and_priced(tmp_path: Path) -> None:
         return job.prediction
 
     eager_prediction, prediction = emulated(False), emulated(True)
-    trace = read_trace(tmp_path / "True" / "rank-00000.trace")
+    trace = read_trace(tmp_path / "True" / "latest" / "rank-00000.trace")
     found = kernels(trace)
     forward = found[0]
     assert forward.name == "triton_per_fused_native_layer_norm_0"

@@ -214,7 +214,7 @@ def test_a_job_is_read_from_its_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda folder: (folder / "job.json").unlink(), "holds no finished run"),
+        (lambda folder: (folder / "job.json").unlink(), "holds no run"),
         (lambda folder: (folder / "job.json").write_text("{"), r"job\.json is not a Maya job"),
         (lambda folder: (folder / "job.json").write_text('{"format": "photo album"}'), "not a Maya job"),
         (lambda folder: trace_path(folder, 8).unlink(), "rank 8 of the job .* cannot be read: no trace"),

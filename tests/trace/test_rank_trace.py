@@ -31,7 +31,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[maya_core.emulate
     folder = tmp_path_factory.mktemp("trace")
     with maya_core.emulate("h100", out=folder) as job:
         train()
-    return job, folder / "rank-00000.trace"
+    return job, job.folder / "rank-00000.trace"
 
 
 def test_what_is_written_is_read(written: tuple[maya_core.emulate, Path]) -> None:

@@ -132,9 +132,16 @@ def see_more_gpus(native: ModuleType) -> None:
         native.start_engine_threads()
 
 
-def install(native: ModuleType, gpu: Gpu, patches: Patches, private: Path | None, asked: dict[str, None]) -> None:
-    """Makes this process see the GPUs of the native device, which are all `gpu`."""
-    _install_runtime(native, patches)
+def install(
+    native: ModuleType,
+    gpu: Gpu,
+    patches: Patches,
+    private: Path | None,
+    asked: dict[str, None],
+    count: Callable[[], int],
+) -> None:
+    """Makes this process see the GPUs of the native device, which are all `gpu`, or so many of them as `count` says."""
+    _install_runtime(native, patches, count)
     _install_functions(native, gpu, patches)
     _install_properties(gpu, patches, asked)
     memory.install(native, patches)
@@ -151,7 +158,7 @@ def _first_backward() -> None:
     torch.ones((), device="cpu", requires_grad=True).backward()  # type: ignore[no-untyped-call]
 
 
-def _install_runtime(native: ModuleType, patches: Patches) -> None:
+def _install_runtime(native: ModuleType, patches: Patches, count: Callable[[], int]) -> None:
     """Initialization, the current device and the state that torch.cuda keeps of both."""
     forked = {"in_child_of_user": False}
 
@@ -183,7 +190,7 @@ def _install_runtime(native: ModuleType, patches: Patches) -> None:
         {
             seam.INIT: init,
             seam.IS_IN_BAD_FORK: in_bad_fork,
-            seam.GET_DEVICE_COUNT: native.device_count,
+            seam.GET_DEVICE_COUNT: count,
             seam.GET_DEVICE: native.get_device,
             seam.SET_DEVICE: set_device,
             seam.EXCHANGE_DEVICE: native.exchange_device,
@@ -200,7 +207,7 @@ def _install_runtime(native: ModuleType, patches: Patches) -> None:
             seam.PYTHON_IS_IN_BAD_FORK: in_bad_fork,
             seam.INITIALIZED: False,
             seam.CACHED_DEVICE_COUNT: None,
-            seam.DEVICE_COUNT_NVML: native.device_count,
+            seam.DEVICE_COUNT_NVML: count,
         },
     )
 

@@ -114,7 +114,7 @@ def launched(*words: str, out: Path, gpu: str = "h100", steps: int = 3) -> JobTr
     with pytest.MonkeyPatch.context() as patch, Coordinator() as coordinator:
         patch.setenv("PYTHONPATH", without_mlflow(coordinator.socket.parent))
         settings = ProcessSettings(
-            request=Request(gpu=gpu, steps=steps, out=out), rank=None, coordinator=coordinator.socket
+            request=Request(gpu=gpu, steps=steps), folder=out, rank=None, coordinator=coordinator.socket
         )
         link = Link(coordinator.socket, frozenset())
         try:

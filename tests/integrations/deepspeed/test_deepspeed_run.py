@@ -40,7 +40,7 @@ def test_one_job_in_two_ways(tmp_path: Path) -> None:
     flags = ("--emulate", "--emulate-out=here", "--num_gpus", "8")
     done = run("deepspeed", *flags, *train, cwd=tmp_path, TMPDIR=str(private))
     assert done.returncode == 0, done.stderr
-    launched = json.loads((tmp_path / "here" / "prediction.json").read_text())
+    launched = json.loads((tmp_path / "here" / "latest" / "prediction.json").read_text())
     assert launched["world"]["size"] == 8
     assert launched["throughput"]["tokens_per_step"] == 8 * 2 * 64
     assert "told 0 0 8 8 0 1 127.0.0.1 29500 0 True" in done.stdout  # the last is the script's own --emulate

@@ -36,7 +36,7 @@ def test_one_job_in_four_ways(tmp_path: Path) -> None:
 
     flag = run("accelerate", "launch", "--emulate", "--emulate-out", "other", "--num_processes=8", *train, cwd=tmp_path)
     assert flag.returncode == 0, flag.stderr
-    assert figures(json.loads((tmp_path / "other" / "prediction.json").read_text())) == figures(torchrun)
+    assert figures(json.loads((tmp_path / "other" / "latest" / "prediction.json").read_text())) == figures(torchrun)
 
     begin = 'import sys; from maya_huggingface import MayaCallback; maya = MayaCallback(gpus_per_node=8, json="code.json")\n'
     code = TRAINER.replace("import sys\n", begin).replace(

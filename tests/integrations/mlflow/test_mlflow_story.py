@@ -54,7 +54,7 @@ def story(uri: str, place: Path, sent_here: None) -> Story:
         env={**os.environ, "MLFLOW_TRACKING_URI": uri}, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert command.returncode == 0, command.stderr
-    predictions = [read_prediction(place / "out" / "prediction.json")]
+    predictions = [read_prediction(place / "out" / "latest" / "prediction.json")]
     predicted_ids = [re.search(r"/runs/(\w{32})", command.stdout)[1]]  # type: ignore[index]
     log = PredictedRuns(experiment=EXPERIMENT, tracking_uri=uri)
     for size in SIZES[1:]:
