@@ -130,11 +130,27 @@ _NOTES = frozenset(
         "upper",
         "strftime",
         "now",
+        "tqdm",
+        "init_trackers",
+        "end_training",
+        "create_repo",
+        "upload_folder",
+        "create_model_card",
+        "SummaryWriter",
+        "login",
+        "getLogger",
+        "setLevel",
+        "basicConfig",
+        "addHandler",
+        "filterwarnings",
+        "set_verbosity_info",
+        "set_verbosity_error",
+        "set_verbosity_warning",
     ]
 )
-_ENDS = frozenset({"exit", "quit", "_exit", "abort", "fail"})  # calls that end the program
+ENDS = frozenset({"exit", "quit", "_exit", "abort", "fail"})  # calls that end the program
 # Calls whose result is a number, or numbers, made from their arguments.
-_NUMBERS = frozenset(
+NUMBERS = frozenset(
     [
         "int",
         "float",
@@ -197,7 +213,7 @@ _NUMBERS = frozenset(
     ]
 )
 # Calls whose arguments are sizes of tensors.
-_SIZES = frozenset(
+SIZES = frozenset(
     [
         "zeros",
         "ones",
@@ -286,7 +302,7 @@ def _uses(frames: tuple[Place, ...]) -> ValueUses:
 
 
 @dataclass(frozen=True, eq=False)
-class _Source:
+class Source:
     file: str
     tree: ast.Module
     parents: dict[ast.AST, ast.AST]
@@ -304,7 +320,7 @@ class _Source:
 
 
 @lru_cache(maxsize=64)
-def _source(file: str) -> _Source | None:
+def source_of(file: str) -> Source | None:
     text = "".join(linecache.getlines(file))
     if not text:
         return None
@@ -318,7 +334,7 @@ def _source(file: str) -> _Source | None:
         if isinstance(node, ast.expr) and node.end_lineno is not None and node.end_col_offset is not None:
             where = (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)
             by_position.setdefault(where, []).append(node)
-    return _Source(file, tree, parents, by_position)
+    return Source(file, tree, parents, by_position)
 
 
 def _instruction(code: CodeType, offset: int) -> str:
@@ -333,7 +349,7 @@ def _tests(instruction: str) -> bool:
 _BETWEEN = ("CACHE", "NOP", "COPY", "EXTENDED_ARG")  # instructions that compute nothing
 
 
-def _expression(source: _Source, place: Place) -> ast.expr | None:
+def _expression(source: Source, place: Place) -> ast.expr | None:
     """The expression that the frame is computing."""
     code, offset = place
     if hasattr(code, "co_positions"):
@@ -352,10 +368,10 @@ def _expression(source: _Source, place: Place) -> ast.expr | None:
     return _likely(source, line)
 
 
-def _likely(source: _Source, line: int | None) -> ast.expr | None:
+def _likely(source: Source, line: int | None) -> ast.expr | None:
     """Python 3.10 knows only the line: the test of a statement there, or the first call that may read a value."""
     here = [node for node in ast.walk(source.tree) if getattr(node, "lineno", None) == line]
-    calls = [node for node in here if isinstance(node, ast.Call) and _name(node.func) in _NUMBERS | _SIZES]
+    calls = [node for node in here if isinstance(node, ast.Call) and _name(node.func) in NUMBERS | SIZES]
     tests = [node.test for node in here if isinstance(node, ast.If | ast.While | ast.Assert | ast.IfExp)]
     return next(iter([*calls, *tests]), None)
 
@@ -388,7 +404,7 @@ class _Search:
         if number >= len(self.frames):
             return
         code, offset = self.frames[number]
-        source = _source(code.co_filename)
+        source = source_of(code.co_filename)
         node = _expression(source, (code, offset)) if source is not None else None
         if source is None or node is None:
             if read:
@@ -399,28 +415,28 @@ class _Search:
             self._test(source, node, number)
         elif read and instruction.startswith(("BINARY_S", "STORE_SUBSCR", "STORE_SLICE")):
             self._subscript(source, node)
-        elif read and isinstance(node, ast.Call) and _name(node.func) in _SIZES:
+        elif read and isinstance(node, ast.Call) and _name(node.func) in SIZES:
             self._note("size", source, node)
         elif read and isinstance(node, ast.Call) and _name(node.func) == "range":
             self._note("loop", source, node)
-        elif not isinstance(node, ast.Call) or not read or _name(node.func) in _NUMBERS or self._is_test(source, node):
+        elif not isinstance(node, ast.Call) or not read or _name(node.func) in NUMBERS or self._is_test(source, node):
             self._value(source, node, number)
 
-    def _note(self, kind: Kind, source: _Source, node: ast.AST, leaves_loop: bool = False) -> None:
+    def _note(self, kind: Kind, source: Source, node: ast.AST, leaves_loop: bool = False) -> None:
         self.uses.found.append(ValueUse(kind, source.file, getattr(node, "lineno", 0), leaves_loop))
 
     @staticmethod
-    def _is_test(source: _Source, node: ast.expr) -> bool:
+    def _is_test(source: Source, node: ast.expr) -> bool:
         """Whether a call's result is tested at once, as in `if torch.equal(a, b)`."""
         parent = source.parents.get(node)
         return isinstance(parent, ast.If | ast.While | ast.Assert | ast.IfExp | ast.BoolOp | ast.UnaryOp | ast.Compare)
 
-    def _subscript(self, source: _Source, node: ast.expr) -> None:
+    def _subscript(self, source: Source, node: ast.expr) -> None:
         if isinstance(node, ast.Subscript) and any(isinstance(each, ast.Slice) for each in ast.walk(node.slice)):
             self._note("size", source, node)
 
     # ---- values ----
-    def _value(self, source: _Source, node: ast.expr, frame: int) -> None:
+    def _value(self, source: Source, node: ast.expr, frame: int) -> None:
         """Follows the value of an expression to where it is used."""
         if id(node) in self.seen:
             return
@@ -464,7 +480,7 @@ class _Search:
             elif isinstance(call := source.parents.get(parent), ast.Call) and call.func is parent:
                 self._note("branch", source, node)  # experts[number](x)
 
-    def _comprehension(self, source: _Source, part: ast.comprehension, node: ast.expr, frame: int) -> None:
+    def _comprehension(self, source: Source, part: ast.comprehension, node: ast.expr, frame: int) -> None:
         whole = source.parents[part]
         assert isinstance(whole, ast.expr)
         if node not in part.ifs:  # it runs over unknown numbers; how many there are is known
@@ -478,21 +494,21 @@ class _Search:
             self.filtered = True
             self._value(source, whole, frame)
 
-    def _argument(self, source: _Source, call: ast.Call, node: ast.expr, frame: int) -> None:
+    def _argument(self, source: Source, call: ast.Call, node: ast.expr, frame: int) -> None:
         name = _name(call.func)
         if node is call.func:
-            if not isinstance(node, ast.Attribute) or name in _NUMBERS:
+            if not isinstance(node, ast.Attribute) or name in NUMBERS:
                 self._value(source, call, frame)
         elif name == "range":
             self._note("loop", source, call)
-        elif name in _SIZES:
+        elif name in SIZES:
             self._note("size", source, call)
         elif name in ("append", "extend", "insert", "update") and isinstance(call.func, ast.Attribute):
             self._target(source, call.func.value, frame)
-        elif name in _NUMBERS or (name == "len" and self.filtered):
+        elif name in NUMBERS or (name == "len" and self.filtered):
             self._value(source, call, frame)
 
-    def _target(self, source: _Source, target: ast.expr, frame: int, within: ast.AST | None = None) -> None:
+    def _target(self, source: Source, target: ast.expr, frame: int, within: ast.AST | None = None) -> None:
         """Follows a name, an attribute or an entry to all its uses in the same function, or within one expression."""
         if isinstance(target, ast.Tuple | ast.List):
             for each in target.elts:
@@ -507,7 +523,7 @@ class _Search:
                 self._value(source, node, frame)
 
     # ---- tests ----
-    def _test(self, source: _Source, node: ast.expr, frame: int) -> None:
+    def _test(self, source: Source, node: ast.expr, frame: int) -> None:
         """Decides what depends on a test, of which the expression is a part."""
         negated, outer = False, node
         for parent in source.above(node):
@@ -539,7 +555,7 @@ class _Search:
         if self.uses.ending is None and not self.compared:
             self.uses.ending = outcome
 
-    def _branch(self, source: _Source, branch: ast.If, negated: bool, frame: int) -> None:
+    def _branch(self, source: Source, branch: ast.If, negated: bool, frame: int) -> None:
         if _ends_program(branch.body):
             return self._healthy(negated)
         if branch.orelse and _ends_program(branch.orelse):
@@ -551,7 +567,7 @@ class _Search:
             self._note("loop", source, branch, leaves_loop=True)
             self._ending(_Arms.of(branch.body).leaves_loop != negated)
         elif arms.returns:
-            if _Arms.of(_after(source, branch)).works:
+            if _Arms.of(statements_after(source, branch)).works:
                 self._note("branch", source, branch)
             else:  # the caller gets one result or another
                 self._in_frame(frame + 1, read=False)
@@ -565,13 +581,13 @@ def _ends_program(body: list[ast.stmt]) -> bool:
     """Whether these statements only end the program, perhaps after a message."""
     last = body[-1]
     ends = isinstance(last, ast.Raise) or (
-        isinstance(last, ast.Expr) and isinstance(last.value, ast.Call) and _name(last.value.func) in _ENDS
+        isinstance(last, ast.Expr) and isinstance(last.value, ast.Call) and _name(last.value.func) in ENDS
     )
     before = _Arms.of(body[:-1])
     return ends and not (before.works or before.leaves_loop)
 
 
-def _after(source: _Source, statement: ast.stmt) -> list[ast.stmt]:
+def statements_after(source: Source, statement: ast.stmt) -> list[ast.stmt]:
     """The statements of the function that follow a statement."""
     after: list[ast.stmt] = []
     node: ast.AST = statement
@@ -585,10 +601,23 @@ def _after(source: _Source, statement: ast.stmt) -> list[ast.stmt]:
     return after
 
 
+def only_notes(body: list[ast.stmt], also: frozenset[str] = frozenset()) -> bool:
+    """Whether these statements only note things: print, log, save. Calls of the names in `also` do no work, either."""
+    arms = _Arms(also)
+    arms.read(body)
+    return not arms.works
+
+
+def called(call: ast.Call) -> str:
+    """The last name of what is called: `save` in `torch.save(...)`."""
+    return _name(call.func)
+
+
 class _Arms:
     """What the arms of a branch do."""
 
-    def __init__(self) -> None:
+    def __init__(self, also: frozenset[str] = frozenset()) -> None:
+        self.also = also  # calls that do no work, beside notes
         self.works = False  # something that may use a GPU
         self.leaves_loop = False
         self.returns = False
@@ -630,9 +659,8 @@ class _Arms:
     def expressions(self, roots: Sequence[ast.AST]) -> None:
         for root in roots:
             for node in ast.walk(root):
-                if isinstance(node, ast.Call) and not _is_note(_name(node.func)):
+                if isinstance(node, ast.Call) and not self._is_note(_name(node.func)):
                     self.works = True
 
-
-def _is_note(name: str) -> bool:
-    return name in _NOTES or name in _ENDS or name.lstrip("_").startswith(_NOTING)
+    def _is_note(self, name: str) -> bool:
+        return name in _NOTES or name in ENDS or name in self.also or name.lstrip("_").startswith(_NOTING)

@@ -333,6 +333,8 @@ class WorldPart(Part):
     """The ranks that were emulated."""
     idle_gpus: int = 0
     """GPUs of the job's nodes on which nothing ran."""
+    stands_for: dict[int, str] = {}
+    """The ranks that each emulated rank stands for, itself among them: they are assumed to do what it does."""
 
 
 class ClusterPart(Part):

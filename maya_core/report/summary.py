@@ -22,7 +22,7 @@ from maya_core.ops.kernel import Convolution, Gemm, GroupedGemm, Kernel, Recurre
 from maya_core.ops.plan import flops_of
 from maya_core.predictor.calibration import shipped_digest
 from maya_core.predictor.pricing import Predictor, settled_calls
-from maya_core.report import breakdown, wording
+from maya_core.report import breakdown, stand_ins, wording
 from maya_core.report.analysis import Analysis
 from maya_core.report.compilation import caveats as caveats_of_compiling
 from maya_core.report.compilation import compiled
@@ -51,6 +51,7 @@ from maya_core.report.unknown_values import unknown_values
 from maya_core.simulator.simulate import RankTimeline
 from maya_core.torch_seam.version import COMPARED, numbers, text
 from maya_core.trace.call import Call, tensors_in
+from maya_core.trace.call_names import abbreviated
 from maya_core.trace.job import JobTrace
 from maya_core.trace.memory_peaks import devices_used
 from maya_core.trace.rank import RankTrace
@@ -143,8 +144,9 @@ def _range(step: float | None, known: Confidence | None) -> tuple[float, float] 
 
 
 def _flops(analysis: Analysis) -> Flops | None:
-    """The FLOPs per step of the whole job. Every emulated rank represents the same number of ranks."""
+    """The FLOPs per step of the whole job. Every emulated rank represents others."""
     model, hardware = 0.0, 0.0
+    weights = stand_ins.weights(analysis.job)
     dtypes: dict[str, float] = defaultdict(float)
     for rank, trace in analysis.job.ranks.items():
         where, steps = analysis.steady_events(rank)
@@ -154,15 +156,15 @@ def _flops(analysis: Analysis) -> Flops | None:
         times = np.bincount(ops["subject"], minlength=len(each)) / steps
         again = np.bincount(ops["subject"][ops["phase"] == Phase.RECOMPUTE], minlength=len(each)) / steps
         scores = np.array([SCORES_AGAIN * ("_attention_backward" in call.op) for call in trace.calls] or [0.0])
-        hardware += float((each * times).sum())
-        model += float((each * (times - again) * (1 - scores)).sum())
+        hardware += weights[rank] * float((each * times).sum())
+        model += weights[rank] * float((each * (times - again) * (1 - scores)).sum())
         for number in np.flatnonzero(each * times).tolist():
             dtypes[_rate(trace.calls[number], analysis.durations[rank].kernels[number])] += float(
                 each[number] * times[number]
             )
     if not hardware:
         return None
-    share = analysis.job.processes / len(analysis.job.ranks)
+    share = analysis.job.processes / sum(weights.values())
     rate = max(dtypes, key=lambda name: dtypes[name])
     gpu = analysis.cluster.gpu
     peak = gpu.peak_flops.get(rate) or gpu.peak_flops["float32"]
@@ -226,6 +228,7 @@ def _world(analysis: Analysis) -> WorldPart:
         gpus_per_node=analysis.cluster.gpus_per_node,
         emulated_ranks=list(analysis.job.ranks),
         idle_gpus=idle_gpus(analysis.job),
+        stands_for={rank: abbreviated(ranks) for rank, ranks in stand_ins.stands_for(analysis.job).items()},
     )
 
 
@@ -431,7 +434,7 @@ def _caveats(analysis: Analysis) -> list[str]:
             )
         found += _step_caveats(analysis, trace)
         found += caveats_of_compiling(trace)
-    found += [*_other_gpu_caveats(analysis), *use_caveats(analysis.job)]
+    found += [*_other_gpu_caveats(analysis), *use_caveats(analysis.job), *stand_ins.caveats(analysis.job)]
     calibration = analysis.calibration
     if calibration is not None and calibration.runs is not None and calibration.runs.shipped != shipped_digest():
         found.append(

@@ -89,6 +89,8 @@ def _title(prediction: Prediction) -> str:
         network = f", {prediction.cluster.network}" if world.nodes > 1 else ""
         whole += f" ({world.nodes:,} node{'s' * (world.nodes != 1)} of {world.gpus_per_node}{network})"
         whole += f", {ranks_in_words(world.emulated_ranks)} emulated"
+        if len(world.emulated_ranks) == 1 < world.size - world.idle_gpus:
+            whole += " for all"
     if world.idle_gpus:
         whole += f", {world.idle_gpus:,} idle"
     steps, ended = prediction.trace.steps, prediction.trace.ended
@@ -245,13 +247,24 @@ def _step_bar(time: Time) -> Padding:
 
 def _ranks(prediction: Prediction) -> Table:
     table = plain_table(
-        "Emulated ranks", ">rank", ">step", ">compute", ">exposed", ">waiting", ">host", ">allocated", ">reserved", ""
+        "Emulated ranks",
+        ">rank",
+        "stands for",
+        ">step",
+        ">compute",
+        ">exposed",
+        ">waiting",
+        ">host",
+        ">allocated",
+        ">reserved",
+        "",
     )
     times = {rank.rank: rank for rank in prediction.ranks}
     for memory in prediction.memory.ranks[:MOST_RANKS]:
         fits = "" if memory.fits else "does not fit" if memory.fits is False else "not known to fit"
         sizes = wording.size(memory.peak_allocated_bytes), wording.size(memory.peak_reserved_bytes)
-        table.add_row(str(memory.rank), *_shares(times.get(memory.rank)), *sizes, fits)
+        others = prediction.world.stands_for.get(memory.rank, "")
+        table.add_row(str(memory.rank), others, *_shares(times.get(memory.rank)), *sizes, fits)
     if len(prediction.memory.ranks) > MOST_RANKS:
         table.caption = f"and {len(prediction.memory.ranks) - MOST_RANKS} more"
     return table

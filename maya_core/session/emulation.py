@@ -6,6 +6,7 @@ import functools
 import os
 import platform
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from maya_core.recording import checkpoints
 from maya_core.recording.batches import BatchRecord
 from maya_core.recording.files_read import FilesRead
 from maya_core.recording.module_paths import ModulePaths
+from maya_core.recording.rank_differences import RankDifferences, rank_differences
 from maya_core.recording.skipped import Skipped
 from maya_core.recording.steps import StepCounter
 from maya_core.recording.unknown_values import UnknownValues
@@ -67,10 +69,12 @@ class Emulation:
             self.link.on_waited = self.device.native.exclude_time
         request = settings.request
         self.notes = Notes(quiet=bool(self.rank))
+        self._tell_step = on_step or (self.link.step if self.link else None)
+        self.differences: RankDifferences | None = None  # between ranks; None: not looked for
         self.steps = StepCounter(
             self.device.native,
             request.steps,
-            on_step or (self.link.step if self.link else None),
+            self._stepped,
             self.notes.add,
             request.step_at,
             self.device.is_library,
@@ -144,6 +148,21 @@ class Emulation:
                 f"{VISIBLE}={value!r}, which was set when Maya was started, is ignored: the job needs {needed} GPU{'s' * (needed != 1)} of each node."
             )
 
+    def _stepped(self, step: int) -> None:
+        if step == 1:
+            self._look_for_differences()
+        if self._tell_step is not None:
+            self._tell_step(step)
+
+    def _look_for_differences(self) -> None:
+        """Has other ranks emulated, too, if the program does different work by its rank. Rank 0 decides it, once."""
+        alone = self.link is None or self.settings.chosen
+        if alone or self.rank != 0 or self.world_size == 1 or self.differences is not None:
+            return
+        self.differences = rank_differences(self.world_size, self.ranks_per_node)
+        for rank in self.differences.needed[1:]:
+            self.exchange.meet(rank)
+
     def grow(self, gpus: int) -> None:
         """The program has now said how many GPUs the node has."""
         self._see_all(gpus)
@@ -190,7 +209,8 @@ class Emulation:
         self.device.native.forget_collective_calls()
         if self.link is not None:
             self.link.reconnect(settings.coordinator, frozenset(settings.chosen))
-            self.steps.on_step = self.link.step
+            self._tell_step = self.link.step
+            self.steps.on_step = self._stepped
         if settings.rank is not None:  # it belongs to another job than the process that was forked
             self.world_size = settings.world_size
             self._place(settings.ranks_per_node or self.device.gpus)
@@ -203,6 +223,7 @@ class Emulation:
             return self.trace
         native = self.device.native
         native.stop_recording()
+        self._look_for_differences()
         self.steps.finish()
         if not self.steps.marked_line_was_reached:
             self.notes.add(f"--step-at {self.settings.request.step_at}: the program did not come to that line.")
@@ -259,6 +280,7 @@ class Emulation:
             "alloc_retries": [each["num_alloc_retries"] for each in stats],
             "stand_ins": self.exchange.stand_ins,
             "assumed_ranks": sorted(self.exchange.assumed),
+            "rank_differences": asdict(self.differences) if self.differences and self.differences.differ else None,
             "hung": hung,
             "failure": self.failure,
             "data": self.batches.by_step(self.steps.ends, forward, backward),
