@@ -229,7 +229,7 @@ class Included(Kernel):
 
 @dataclass(frozen=True, slots=True)
 class Unknown(Kernel):
-    """A kernel of an op without a description. It moves its bytes, which is a lower bound."""
+    """The kernels of an op that was not measured. It moves its bytes and computes at the GPU's peak, which is a lower bound."""
 
     family: ClassVar[str] = "unknown"
     named: ClassVar[tuple[str, ...]] = ("op",)
@@ -238,6 +238,8 @@ class Unknown(Kernel):
     read: float
     written: float
     elements: float
+    flops: float = 0  # where the arithmetic is known
+    double: int = 0  # whether it is in double precision
 
 
 @dataclass(frozen=True, slots=True)

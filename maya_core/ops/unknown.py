@@ -10,7 +10,10 @@ from maya_core.ops.work import Work
 from maya_core.trace.call import Call
 
 
-def unknown(call: Call) -> Work:
+def unknown(call: Call, flops: float = 0.0) -> Work:
+    """The work of an op that was not measured; `flops` where its arithmetic is known."""
     results = call.results or call.inputs[:1]
     read, written = sum(map(moved, call.inputs)), sum(map(moved, results))
-    return Work().launch(Unknown(call.name, read, written, max((result.numel for result in results), default=1)))
+    elements = max((result.numel for result in results), default=1)
+    double = int(any(each.dtype in ("Double", "ComplexDouble") for each in call.inputs[:1]))
+    return Work().launch(Unknown(call.name, read, written, elements, flops, double))

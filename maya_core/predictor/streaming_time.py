@@ -8,7 +8,7 @@ row, few rows leave the GPU partly idle, and rows that are too long for the chip
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from maya_core.hardware.models import Gpu
 from maya_core.ops import kernel
 from maya_core.ops.kernel import Columns
 from maya_core.predictor.durations import Durations, Provenance
-from maya_core.predictor.family import Family, by_model
+from maya_core.predictor.family import Family, by_model, peak_flops
 from maya_core.predictor.lattice import Axis, Lattice
 from maya_core.predictor.profile import Found, find_profile
 
@@ -231,11 +231,13 @@ class GeneratedKernels(Family[kernel.Generated]):
 
 
 class UnknownKernels(Family[kernel.Unknown]):
-    """Kernels of ops without a description: streaming of their bytes, which is a lower bound."""
+    """Kernels of ops that were not measured: the longer of streaming their bytes and of computing at the peak, which is a lower bound."""
 
     name, title, precedence = "unknown", "not described", -3
 
     def predict(self, kernels: Sequence[kernel.Unknown]) -> Durations:
         those = Columns(kernels)
         moved = np.stack([those.read, those.written, those.elements, np.zeros_like(those.read)], axis=1)
-        return predict(self.gpu, "elementwise", moved).slowed(1.0, Provenance.BOUND)
+        streamed = predict(self.gpu, "elementwise", moved).slowed(1.0, Provenance.BOUND)
+        peaks = np.array([peak_flops(self.gpu, dtype) for dtype in ("float32", "float64")])
+        return replace(streamed, seconds=np.maximum(streamed.seconds, those.flops / peaks[those.double.astype(int)]))

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from types import ModuleType
-from typing import IO, Any
+from typing import Any
 
 import torch
 
@@ -29,7 +29,6 @@ from maya_core.torch_seam import training as seam
 from maya_core.torch_seam.tensors import untyped
 
 HOLES = "maya_unknown_values"  # the record of a checkpoint that names storages without values
-SMALL = 1 << 16  # bytes; smaller padding is written
 
 
 def install(native: ModuleType, patches: Patches, skipped: Skipped) -> Checkpoints:
@@ -94,31 +93,12 @@ class _Finder(pickle.Pickler):
 # ---- torch.save and torch.load ----
 
 
-class _Padding:
-    """A file to which zeros are not written while `on`: it gets a hole instead."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file = file
-        self.on = False
-
-    def write(self, data: Any) -> int:
-        if self.on and len(data) >= SMALL and not any(data[:64]) and bytes(data).count(0) == len(data):
-            self.file.seek(len(data), os.SEEK_CUR)
-        else:
-            self.file.write(data)
-        return len(data)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.file, name)
-
-
 class _Writer:
     """torch's writer of a checkpoint, which leaves out the values of emulated storages."""
 
-    def __init__(self, writer: Any, checkpoints: Checkpoints, padding: _Padding | None) -> None:
+    def __init__(self, writer: Any, checkpoints: Checkpoints) -> None:
         self.writer = writer
         self.checkpoints = checkpoints
-        self.padding = padding
         self.holes: list[str] = []
 
     def write_record(self, name: str, data: Any, size: int) -> None:
@@ -126,11 +106,7 @@ class _Writer:
             self.writer.write_record(name, data, size)
             return
         self.holes.append(name)
-        if self.padding is not None:
-            self.padding.on = True
         self.writer.write_record_metadata(name, size)
-        if self.padding is not None:
-            self.padding.on = False
 
     def write_end_of_file(self) -> None:
         if self.holes:
@@ -145,9 +121,8 @@ class _Writer:
 def _writing_holes(checkpoints: Checkpoints, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(original)
     def open_writer(name_or_buffer: Any) -> Any:
-        padding = _Padding(name_or_buffer) if isinstance(name_or_buffer, io.BufferedWriter) else None
-        opened = original(padding or name_or_buffer)
-        opened.file_like = _Writer(opened.file_like, checkpoints, padding)
+        opened = original(name_or_buffer)
+        opened.file_like = _Writer(opened.file_like, checkpoints)
         return opened
 
     return open_writer

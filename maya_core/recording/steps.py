@@ -1,6 +1,7 @@
 """Counts training steps with torch's optimizer hooks, and stops the program after the requested number.
 
-The program may say itself where a step ends (`maya_core.step()`, `--step-at`). Otherwise, a step is a round in which every optimizer of the program steps once. The number of optimizers is learned from the first round,
+The program may say itself where a step ends (`maya_core.step()`, `--step-at`). A CUDA graph that contains an optimizer's step is a step each
+time it is replayed; what ran before, to warm up, is none. Otherwise, a step is a round in which every optimizer of the program steps once. The number of optimizers is learned from the first round,
 which is over when one of them steps again. The end of the first step is therefore only known a little later, so step ends are kept
 as places in the record and inserted afterwards. If only one step is requested, no second one is run to find its end: the round is
 over when every parameter of every optimizer has stepped. In a program without an optimizer of torch, each backward pass ends a step.
@@ -13,6 +14,7 @@ import gc
 import linecache
 import re
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, ModuleType
@@ -35,6 +37,8 @@ OP_BY_OP = 5.6
 
 
 _MARK = re.compile(r"maya_core\.step\(|from maya_core import .*\bstep\b")  # in the sources of a program
+_GRAPH = re.compile(r"cuda\.graph\(|CUDAGraph\(")  # in the sources of a program that captures its work
+_MOST_WARMING_UP = 30  # steps before the first replay; DistributedDataParallel wants 11
 _MOST_WAITED = 1000  # requested steps that may pass before the first mark of a program that has one
 
 
@@ -77,6 +81,10 @@ class StepCounter:
         self._backwards: list[int] = []  # events recorded at the end of each backward pass before any optimizer stepped
         self._by_backwards = False
         self._awaits_mark: bool | None = None  # whether the program will mark its steps; None: nobody has looked
+        self._awaits_graph: bool | None = None  # whether the program will capture its step; None: nobody has looked
+        self._captured = 0  # optimizer steps in the capture that is going on
+        self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()  # that contain an optimizer's step
+        self._by_replays = False
         self.idle = 0  # optimizers that had not stepped by the end of the last step
         self._stepped: set[int] = (
             set()
@@ -85,6 +93,8 @@ class StepCounter:
     @property
     def enough(self) -> bool:
         if self.limit is None or len(self.ends) < self.limit:
+            return False
+        if self._awaits_graph and len(self.ends) < self.limit + _MOST_WARMING_UP:
             return False
         return not (self._awaits_mark and len(self.ends) < _MOST_WAITED * self.limit)
 
@@ -117,6 +127,8 @@ class StepCounter:
         if self._line is not None:
             self._line.install(patches)
         INIT_OPTIM_STATE.wrap(patches, self._aside_of)
+        patches.wrap(torch.cuda.CUDAGraph, "capture_end", self._ending_capture)
+        patches.wrap(torch.cuda.CUDAGraph, "replay", self._counting_replays)
 
     def finish(self) -> None:
         """Called at the end of the program, which also ends a first round that had no second one."""
@@ -124,8 +136,8 @@ class StepCounter:
             self._end_step()
         if not self.ends and not self._marked and len(self._backwards) > 1:  # a single one is no training loop
             self._count_backwards(len(self._backwards))
-        if self._awaits_mark:  # there was none
-            self._awaits_mark = False
+        if self._awaits_mark or self._awaits_graph:  # there was none
+            self._awaits_mark = self._awaits_graph = False
             del self.ends[self.limit :]
 
     # ---- marks of the program ----
@@ -147,13 +159,45 @@ class StepCounter:
 
     def _is_marked_later(self) -> bool:
         """Whether the program has not come to its first mark yet: the source of a function that runs now calls `maya_core.step`."""
+        return self._sources_match(_MARK)
+
+    def _sources_match(self, pattern: re.Pattern[str]) -> bool:
+        """Whether the pattern is in a file of the program of which a function runs now."""
         frame: FrameType | None = sys._getframe()
         files = set()
         while frame is not None:
             files.add(frame.f_code.co_filename)
             frame = frame.f_back
         own = (file for file in files if not self._is_library(file))
-        return any(_MARK.search("".join(linecache.getlines(file))) for file in own)
+        return any(pattern.search("".join(linecache.getlines(file))) for file in own)
+
+    # ---- steps in CUDA graphs ----
+    def _ending_capture(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def capture_end(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(graph, *args, **kwargs)
+            if self._captured:
+                self._graphs.add(graph)
+            self._captured, self._awaits_graph = 0, False
+            return result
+
+        return capture_end
+
+    def _counting_replays(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def replay(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(graph, *args, **kwargs)
+            if graph in self._graphs and (self._by_replays or not self._marked):
+                if not self._by_replays:
+                    self._forget_rounds()
+                    self._by_replays = True
+                self._round_end = self.native.event_count()
+                self._end_step()
+                if not self.loop_stops:
+                    self.stop_if_enough()
+            return result
+
+        return replay
 
     # ---- programs without an optimizer of torch ----
     def _noting_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -259,6 +303,8 @@ class StepCounter:
         return aside
 
     def _begin(self, optimizer: Any) -> None:
+        if self.native.capturing():
+            return
         if not self._aside and not self._marked and id(optimizer) in self._round:
             self._round_size = self._round_size or len(self._round)
             self._end_step()
@@ -266,6 +312,9 @@ class StepCounter:
                 self.stop_if_enough()
 
     def _end(self, optimizer: Any) -> None:
+        if self.native.capturing():
+            self._captured += 1
+            return
         if self._aside or self._marked:
             return
         if self.ends and id(optimizer) not in self._seen:
@@ -288,6 +337,8 @@ class StepCounter:
         self.ends.append(self._round_end)
         if self.enough and not self._marked and self._awaits_mark is None:
             self._awaits_mark = self._is_marked_later()
+        if self.enough and not self._marked and self._awaits_graph is None:
+            self._awaits_graph = self._sources_match(_GRAPH)
         if self.enough:
             self.idle = _waiting(self._stepped)
         if self.on_step:

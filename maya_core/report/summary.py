@@ -356,8 +356,8 @@ def _unknown_op_caveats(unknown: list[UnknownOp], ranks: list[RankTime]) -> list
     names = ", ".join(op.name for op in unknown[:MOST_NAMES]) + (", ..." if len(unknown) > MOST_NAMES else "")
     share = f" ({wording.share(seconds / total)} of the GPU time)" if total else ""
     return [
-        f"Maya has no description of {len(unknown)} op{'s' * (len(unknown) != 1)}: {names}. Their times{share} are lower bounds, from the bytes "
-        "they move. `maya help extending` shows how to describe an op."
+        f"Nobody has measured {len(unknown)} op{'s' * (len(unknown) != 1)}: {names}. Their times{share} are lower bounds, from the bytes that they "
+        "move and the arithmetic that is known. `maya help extending` shows how to describe an op."
     ]
 
 
@@ -372,8 +372,6 @@ def _step_caveats(analysis: Analysis, trace: RankTrace) -> list[str]:
         found.append(
             f"{idle} of the program's optimizers never stepped, so memory and time do not include it. Record more steps, for example with --steps 20."
         )
-    if (trace.events["kind"] == EventKind.GRAPH_LAUNCH).any():
-        found.append("The program replays CUDA graphs. Optimizer steps inside a graph are not counted as steps.")
     if len(devices_used(trace)) > 1:
         found.append(
             "One process used several GPUs: copies between them are priced as if they were copies within one GPU."
