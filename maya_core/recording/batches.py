@@ -38,8 +38,10 @@ class BatchRecord:
     the program receives (`note`) and hide what happens inside (`within`).
     """
 
-    def __init__(self, native: ModuleType) -> None:
+    def __init__(self, native: ModuleType, on_batch: Callable[[Any], None] = lambda _: None) -> None:
+        """`on_batch` is called with the iterator from which a batch to train on was taken."""
         self.native = native
+        self._on_batch = on_batch
         self._within = 0
         self.restart()
 
@@ -53,6 +55,8 @@ class BatchRecord:
     def _noting(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def __next__(iterator: Any) -> Any:
             batch = original(iterator)
+            if torch.is_grad_enabled():
+                self._on_batch(iterator)
             if self._within or not torch.is_grad_enabled():
                 return batch
             try:

@@ -232,6 +232,26 @@ class Throughput(Part):
     """Steps until the data loader has been read once."""
 
 
+class DataLoading(Part):
+    """What the step waits for beside its GPUs' work: batches that are not ready, and copies of memory that is not pinned. Batches are timed on the
+    machine that emulates, so these figures differ from machine to machine; all others do not."""
+
+    batch_s: float
+    """Seconds in which the dataset makes a batch, on the machine that emulated the job."""
+    batches_per_step: float
+    """Batches that a rank takes in a step."""
+    workers: int
+    """Workers of the data loader, which make batches at the same time; 0: the program's own process makes them."""
+    wait_s: float
+    """Seconds that a step waits for batches: all of their time without workers, otherwise what is left of it beside the step."""
+    pageable_bytes_per_step: int
+    """Bytes that a rank copies to or from host memory that is not pinned."""
+    pageable_s: float
+    """Seconds that this takes longer than copies of pinned memory."""
+    whole_step_s: float
+    """The step time with both."""
+
+
 class Cost(Part):
     """What the cluster costs."""
 
@@ -471,6 +491,8 @@ class Prediction(Part):
     """Floating-point operations per step of the whole job: `model` (without recomputation) and `hardware` (with it), the peak rate they are compared with, and its dtype."""
     throughput: Throughput
     """Samples and tokens per step of the whole job, the number of data-parallel ranks, steps per epoch, and `source`: where these numbers come from."""
+    data_loading: DataLoading | None = None
+    """What the step waits for beside its GPUs' work; null if the program loads and copies nothing from the host."""
     cost: Cost | None
     """US dollars per hour, step, 1,000 steps, epoch and million tokens. `price` names the price used: the cheapest list price in the catalog that matches the cluster (with its date), the price in your own file, or `--price-per-gpu-hour`."""
     energy: Energy | None

@@ -26,6 +26,7 @@ from maya_core.report import breakdown, stand_ins, wording
 from maya_core.report.analysis import Analysis
 from maya_core.report.compilation import caveats as caveats_of_compiling
 from maya_core.report.compilation import compiled
+from maya_core.report.data_loading import data_loading
 from maya_core.report.gpu_memory import memory, unplaced_bytes
 from maya_core.report.gpu_use import caveats as use_caveats
 from maya_core.report.gpu_use import idle_gpus
@@ -100,6 +101,7 @@ def summarize(analysis: Analysis) -> Prediction:
         ranks=ranks,
         flops=flops,
         throughput=work,
+        data_loading=data_loading(analysis),
         cost=_cost(cluster, step, work),
         energy=_energy(cluster, job.world_size, step, time),
         confidence=known,

@@ -145,7 +145,7 @@ def _step_time(prediction: Prediction) -> list[Figure]:
         remark = f"plausible range {wording.seconds(low)} to {wording.seconds(high)}"
         if prediction.warm_up_s:
             remark += f"; start-up and first step take {wording.seconds(prediction.warm_up_s)}"
-        return [("step time", wording.seconds(prediction.step_time_s), remark)]
+        return [("step time", wording.seconds(prediction.step_time_s), remark), *_whole_step(prediction)]
     why = (
         "the job would hang"
         if prediction.hangs
@@ -155,6 +155,24 @@ def _step_time(prediction: Prediction) -> list[Figure]:
     if prediction.recorded_s and prediction.trace.ended != "failed":
         figures.append(("whole run", wording.seconds(prediction.recorded_s), "all GPU work of the program"))
     return figures
+
+
+NOTICED = 1.01  # a whole step that takes less than this many times the step is not shown
+
+
+def _whole_step(prediction: Prediction) -> list[Figure]:
+    """The step with its data loading, where that makes a difference."""
+    loading, step = prediction.data_loading, prediction.step_time_s
+    if loading is None or not step or loading.whole_step_s < NOTICED * step:
+        return []
+    remarks = []
+    if loading.wait_s:
+        who = f"{loading.workers} worker{'s' * (loading.workers != 1)}" if loading.workers else "no workers"
+        remarks.append(f"a batch takes {wording.seconds(loading.batch_s)} on this host, with {who}")
+    if loading.pageable_s >= (NOTICED - 1) * step:
+        copied = wording.size(loading.pageable_bytes_per_step)
+        remarks.append(f"copying {copied} that is not pinned takes {wording.seconds(loading.pageable_s)} longer")
+    return [("with data loading", wording.seconds(loading.whole_step_s), "; ".join(remarks))]
 
 
 def _throughput(prediction: Prediction) -> list[Figure]:

@@ -30,6 +30,7 @@ from maya_core.launch.world import World
 from maya_core.messages import Notes
 from maya_core.recording import checkpoints
 from maya_core.recording.batches import BatchRecord
+from maya_core.recording.data_loading import DataLoadingRecord
 from maya_core.recording.files_read import FilesRead
 from maya_core.recording.module_paths import ModulePaths
 from maya_core.recording.rank_differences import RankDifferences, rank_differences
@@ -82,7 +83,8 @@ class Emulation:
         self.unknown = UnknownValues(
             self.device.native, self.steps, self.device.is_library, request.assume, settings.unknown
         )
-        self.batches = BatchRecord(self.device.native)
+        self.loading = DataLoadingRecord(self.device.native)
+        self.batches = BatchRecord(self.device.native, self.loading.note_workers)
         self.collectives = CollectiveRecord()
         self.ranks_per_node = settings.ranks_per_node or self.device.gpus
         self.device.price_collectives(self._collective_ns)
@@ -112,6 +114,7 @@ class Emulation:
         self.device.where = self.modules.where
         self.steps.install(patches)
         self.batches.install(patches)
+        self.loading.install(patches)
         self.device.rules.unknown = self.unknown
         self.unknown.install(patches)
         collectives_shim.install(native, self.exchange, self.link or LocalKeys(), self._join_world, patches)
@@ -202,6 +205,7 @@ class Emulation:
         self.steps.limit = settings.request.steps
         self.steps.restart()
         self.batches.restart()
+        self.loading.restart()
         self.unknown.restart(settings.request.assume, settings.unknown)
         self.workload.close()
         self.workload = WorkloadRecord(self.modules.watch)
@@ -284,6 +288,7 @@ class Emulation:
             "hung": hung,
             "failure": self.failure,
             "data": self.batches.by_step(self.steps.ends, forward, backward),
+            "loading": self.loading.found(len(self.steps.ends)),
             "idle_optimizers": self.steps.idle,
             "workload": self.workload.found(),
             "log": self.log,

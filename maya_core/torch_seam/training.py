@@ -9,6 +9,12 @@ from maya_core.torch_seam.names import Name
 ORIGINAL_MODULE = "_orig_mod"  # the attribute under which torch.compile's wrapper keeps the module that it wraps
 NEXT_BATCH = Name("torch.utils.data.dataloader:_BaseDataLoaderIter", "__next__")
 
+# What a data loader makes a batch with, in its workers or in the program's process.
+FETCH = (
+    Name("torch.utils.data._utils.fetch:_MapDatasetFetcher", "fetch"),
+    Name("torch.utils.data._utils.fetch:_IterableDatasetFetcher", "fetch"),
+)
+
 # ---- torch.save and torch.load ----
 OPEN_WRITER = Name("torch.serialization", "_open_zipfile_writer")
 OPEN_READER = Name("torch.serialization", "_open_zipfile_reader")
@@ -25,12 +31,17 @@ STAGE = Name("torch.distributed.checkpoint.staging:DefaultStager", "stage")
 STAGE_BLOCKING = Name("torch.distributed.checkpoint.staging:BlockingAsyncStager", "stage")
 # Creates the state of an optimizer by a step with zero gradients, before a checkpoint is made or read.
 INIT_OPTIM_STATE = Name("torch.distributed.checkpoint.state_dict", "_init_optim_state")
-NAMES = ASYNC_EXECUTORS  # of the tuples above, for the seam test
+NAMES = (*ASYNC_EXECUTORS, *FETCH)  # of the tuples above, for the seam test
 
 
 def index_sampler(iterator: Any) -> Any | None:
     """The sampler from which a data loader's iterator takes the indices of a batch."""
     return iterator._index_sampler
+
+
+def workers_of(iterator: Any) -> int:
+    """The number of workers of a data loader's iterator."""
+    return int(iterator._num_workers)
 
 
 def reader_of(path: str) -> Any:

@@ -6,6 +6,7 @@
 
 #include "device.h"
 #include "dispatch.h"
+#include "kernels.h"
 #include "lines.h"
 #include "timing.h"
 #include "torch_abi.h"
@@ -424,6 +425,7 @@ void bind_installation(py::module_& m) {
 }
 
 void bind_devices_and_streams(py::module_& m) {
+  m.def("pageable_bytes", &pageable_bytes);
   m.def("device_count", [] { return config().count; });
   m.def("get_device", &current_device);
   m.def("set_device", &set_current_device);

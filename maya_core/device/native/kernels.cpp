@@ -5,6 +5,8 @@
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/empty_like.h>
 
+#include <atomic>
+
 #include "device.h"
 #include "dispatch.h"
 #include "values.h"
@@ -48,6 +50,14 @@ bool needs_staging(const Tensor& to, const Tensor& from) {
   return to.strides() != from.strides() || !to.is_non_overlapping_and_dense();
 }
 
+std::atomic<int64_t> pageable{0};  // bytes that were copied from or to host memory that is not pinned
+
+// CUDA stages copies of more than 64 KiB through pinned memory of its own, unless the program's memory is pinned.
+void note_host_copy(const Tensor& host) {
+  const auto bytes = int64_t(host.nbytes());
+  if (recorder().on() && bytes > 64 * 1024 && !is_pinned(host.storage().data())) pageable += bytes;
+}
+
 Tensor& copy_(Tensor& to, const Tensor& from, bool non_blocking) {
   if (to.numel() == 0 || to.is_same(from)) return to;
   const bool on_device = to.is_cuda() && from.is_cuda();
@@ -64,6 +74,7 @@ Tensor& copy_(Tensor& to, const Tensor& from, bool non_blocking) {
     if (!target.is_same(to)) to.copy_(target, non_blocking);
     return to;
   }
+  note_host_copy(to.is_cuda() ? from : to);
   record_call("aten::copy_", {to, from}, {});
   if (!non_blocking) synchronize_stream(current_device(), current_stream(current_device()));
   if (to.is_cuda()) copy_value(to, from);
@@ -184,6 +195,8 @@ std::unordered_set<std::string> register_handwritten_kernels(torch::Library& ate
   register_rnn_stubs(stubs());
   return names;
 }
+
+int64_t pageable_bytes() { return pageable; }
 
 void restore_stubs() {
   stubs().restore();

@@ -23,6 +23,9 @@ int64_t choose_attention(const at::Tensor& query, const at::Tensor& key, const a
 void prefer_attention_backends();
 void restore_attention_backends();
 
+// The bytes that the program has copied from or to host memory that is not pinned, in copies that CUDA stages.
+int64_t pageable_bytes();
+
 void register_rnn_stubs(torch_abi::ReplacedStubs& stubs);
 
 // _foreach_copy_ between host and device, or between two devices: copies one by one. False if all are on one device.

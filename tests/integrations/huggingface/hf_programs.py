@@ -126,5 +126,5 @@ def predicted(*command: str, cwd: Path, options: tuple[str, ...] = (), **environ
 
 def figures(prediction: dict[str, Any]) -> dict[str, Any]:
     """All that is predicted, without what was printed, and without how long this machine took."""
-    found = {name: value for name, value in prediction.items() if name not in ("output", "trace")}
+    found = {name: value for name, value in prediction.items() if name not in ("output", "trace", "data_loading")}
     return found | {"caveats": [each for each in found["caveats"] if not each.startswith("Between calls of the GPU")]}
