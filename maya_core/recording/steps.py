@@ -92,6 +92,11 @@ class StepCounter:
         if self.enough:
             raise StopProgram(0)
 
+    def _stop_here(self) -> None:
+        """Stops at the end of a step, if the framework's loop does not. A loop that takes many steps at once is not waited for."""
+        if not self.loop_stops or (self.limit is not None and len(self.ends) > self.limit + 1):
+            self.stop_if_enough()
+
     @property
     def under_way(self) -> int:
         """The number of the present step, counted from 1."""
@@ -126,6 +131,7 @@ class StepCounter:
             self._count_backwards(len(self._backwards))
         if self._awaits_mark:  # there was none
             self._awaits_mark = False
+        if self.enough:  # a framework's loop may have gone on until it could be stopped
             del self.ends[self.limit :]
 
     # ---- marks of the program ----
@@ -262,8 +268,7 @@ class StepCounter:
         if not self._aside and not self._marked and id(optimizer) in self._round:
             self._round_size = self._round_size or len(self._round)
             self._end_step()
-            if not self.loop_stops:
-                self.stop_if_enough()
+            self._stop_here()
 
     def _end(self, optimizer: Any) -> None:
         if self._aside or self._marked:
@@ -280,8 +285,7 @@ class StepCounter:
             self._round_size = len(self._round)
         if len(self._round) == self._round_size:
             self._end_step()
-            if not self.loop_stops:
-                self.stop_if_enough()
+            self._stop_here()
 
     def _end_step(self) -> None:
         self._round.clear()
