@@ -112,7 +112,8 @@ class Evaluations:
     def _in_words(self, error: BaseException) -> str:
         message = " ".join(str(error).split())[:MOST_CHARACTERS].rstrip(".")
         text = f"{type(error).__name__}: {message}" if message else type(error).__name__
-        own = [frame for frame in traceback.extract_tb(error.__traceback__) if not self._is_library(frame.filename)]
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [one for one in frames if not self._is_library(one.filename) and "site-packages" not in one.filename]
         return f"{text} ({own[-1].filename}:{own[-1].lineno})" if own else text
 
     # ---- the trace ----

@@ -62,6 +62,7 @@ class StepCounter:
         self._tell = tell
         self._is_library = is_library
         self._line = StepLine(step_at, self.mark) if step_at else None
+        self.before_stop: Callable[[], None] = lambda: None  # called where the program is stopped
         self.loop_stops = False  # an integration calls `stop_if_enough` between the steps of its framework's loop
         self.restart()
 
@@ -90,6 +91,7 @@ class StepCounter:
 
     def stop_if_enough(self) -> None:
         if self.enough:
+            self.before_stop()
             raise StopProgram(0)
 
     def _stop_here(self) -> None:

@@ -33,6 +33,7 @@ from maya_core.recording.module_paths import ModulePaths
 from maya_core.recording.skipped import Skipped
 from maya_core.recording.steps import StepCounter
 from maya_core.recording.unknown_values import UnknownValues
+from maya_core.recording.unread_loaders import UnreadLoaders
 from maya_core.recording.workload import WorkloadRecord
 from maya_core.session import spawn
 from maya_core.session.timing import ProgramTiming, collective_seconds
@@ -78,6 +79,8 @@ class Emulation:
         )
         self.batches = BatchRecord(self.device.native)
         self.evaluations = Evaluations(self.device.native, self.notes.add, self.device.is_library)
+        self.loaders = UnreadLoaders(self.notes.add, self.device.is_library)
+        self.steps.before_stop = self.loaders.report
         self.collectives = CollectiveRecord()
         self.ranks_per_node = settings.ranks_per_node or self.device.gpus
         self.device.price_collectives(self._collective_ns)
@@ -106,6 +109,7 @@ class Emulation:
         self.device.where = self.modules.where
         self.steps.install(patches)
         self.batches.install(patches)
+        self.loaders.install(patches)
         self.device.rules.unknown = self.unknown
         self.unknown.install(patches)
         collectives_shim.install(native, self.exchange, self.link or LocalKeys(), self._join_world, patches)
@@ -169,6 +173,7 @@ class Emulation:
         self.steps.restart()
         self.batches.restart()
         self.evaluations.restart()
+        self.loaders.restart()
         self.unknown.restart(settings.request.assume, settings.unknown)
         self.workload.close()
         self.workload = WorkloadRecord(self.modules.watch)
