@@ -30,12 +30,9 @@ def install(integration: Integration) -> None:
         kind = module.Trainer
         patches.set(kind, "train", evaluation.around(kind.train))
         patches.set(kind, "_maybe_log_save_evaluate", evaluation.after_a_step(kind._maybe_log_save_evaluate))
-        for name in (
-            "evaluation_loop",
-            "prediction_loop",
-        ):  # the second, before transformers 5, if the arguments ask for it
-            if hasattr(kind, name):
-                patches.set(kind, name, evaluation.few_batches(getattr(kind, name), module.EvalLoopOutput))
+        patches.set(kind, "evaluation_loop", evaluation.few_batches(kind.evaluation_loop, module.EvalLoopOutput))
+        if hasattr(kind, "prediction_loop"):  # before transformers 5, if the arguments ask for it
+            patches.set(kind, "prediction_loop", evaluation.few_batches(kind.prediction_loop, module.EvalLoopOutput))
 
     def containers(module: ModuleType) -> None:
         container = module.EvalLoopContainer
@@ -105,6 +102,12 @@ class TrainersEvaluation:
         try:
             with self._integration.evaluations.attempt():
                 trainer.evaluate(ignore_keys=ignore_keys)
+        except torch.OutOfMemoryError as error:
+            if (
+                trainer.args.auto_find_batch_size
+            ):  # which takes it for one of training, and would reduce the batches of that
+                raise RuntimeError("Evaluation ran out of memory: reduce per_device_eval_batch_size.") from error
+            raise
         finally:
             self._evaluates = False
             for module, mode in modes:

@@ -85,6 +85,8 @@ def test_a_batch_that_does_not_fit_is_told_with_its_place(tmp_path: Path) -> Non
 
     with pytest.raises(torch.OutOfMemoryError):
         trained(tmp_path, Texts(20_000), per_device_eval_batch_size=16_384)
+    with pytest.raises(RuntimeError, match="reduce per_device_eval_batch_size"):
+        trained(tmp_path, Texts(20_000), per_device_eval_batch_size=16_384, auto_find_batch_size=True)
 
 
 PROGRAM = (
