@@ -37,6 +37,7 @@ from maya_core.ops.rules import Rules
 from maya_core.patches import Patches, first_of
 from maya_core.recording.batches import BatchRecord, batch_size, length_of
 from maya_core.recording.checkpoints import Checkpoints
+from maya_core.recording.evaluations import EvaluationLoop, EvaluationRun, Evaluations
 from maya_core.recording.model_state import ModelState
 from maya_core.recording.module_paths import on_device
 from maya_core.recording.skipped import Skipped
@@ -47,6 +48,9 @@ from maya_core.trace.schema import Category
 __all__ = [
     "BatchRecord",
     "Category",
+    "EvaluationLoop",
+    "EvaluationRun",
+    "Evaluations",
     "FrameworkPatches",
     "Integration",
     "ModelState",
@@ -74,6 +78,7 @@ class Emulated(Protocol):
     device: EmulatedDevice
     steps: StepCounter
     batches: BatchRecord
+    evaluations: Evaluations
     checkpoints: Checkpoints
     skipped: Skipped
     notes: Notes
@@ -98,6 +103,7 @@ class Integration:
         self.patches = FrameworkPatches(emulation.device.patches, checked or {}, emulation.notes)
         self.steps: StepCounter = emulation.steps  # what counts as a training step, and when the program stops
         self.batches: BatchRecord = emulation.batches  # samples and tokens that the program trains on
+        self.evaluations: Evaluations = emulation.evaluations  # what evaluation does to memory, and how long it takes
         self.checkpoints: Checkpoints = emulation.checkpoints  # what is not written, because nothing was computed
         self.rules: Rules = emulation.device.rules  # what ops return, where a package brings ops of its own
         # Lines of the framework's own log with places for predicted times, by name (report/framework_log.py).

@@ -39,7 +39,7 @@ def test_every_field_of_a_prediction_is_on_its_page() -> None:
     page = built("prediction")
     tables = {"Prediction": (page.split("\n## ")[0], SCHEMA["properties"])}
     tables |= {name: (section(page, name), part["properties"]) for name, part in PARTS.items()}
-    assert len(tables) == 24
+    assert len(tables) == 25
     for name, (text, properties) in tables.items():
         rows = re.findall(r"^\| `(\w+)` \| (.+?) \| .*? \| (.+) \|$", text, re.MULTILINE)
         assert [row[0] for row in rows] == list(properties), name

@@ -97,13 +97,15 @@ def _ending(original: Callable[..., Any], session: PluginSession, before: dict[s
             original(self, *args, **kwargs)
         except BaseException as error:
             failure = error
-        steps, of = self.state.global_step, self.state.max_steps
+        # The last step may have ended in its optimizer, before Trainer counted it.
+        recorded = len(session.integration.steps.ends) if session.integration is not None else 0
+        steps, of = max(self.state.global_step, recorded), self.state.max_steps
         _release(self, before)
         stopped = session.end(failure)
         _disable(self)
         if failure is not None and not stopped:
             raise failure
-        return TrainOutput(steps + stopped, float("nan"), _metrics(session.prediction, of))
+        return TrainOutput(steps, float("nan"), _metrics(session.prediction, of))
 
     return train
 

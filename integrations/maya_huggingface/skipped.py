@@ -1,6 +1,6 @@
-"""Skips evaluation, saving, uploading, loggers, progress bars and the Trainer's own speeds under emulation. Weights are not computed,
-so they cannot be evaluated or saved, and times on this machine are not those of the GPUs. The steps themselves and learning rates
-are unchanged."""
+"""Skips saving, uploading, loggers, progress bars and the Trainer's own speeds under emulation. Weights are not computed, so they cannot
+be saved, and times on this machine are not those of the GPUs. The steps themselves and learning rates are unchanged. Of evaluation,
+evaluation.py runs a part after the last step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROGRESS = ("ProgressCallback", "PrinterCallback", "NotebookProgressCallback")
 
 
 class NoMetrics(dict[str, float]):
-    """The metrics of a skipped evaluation: every value is NaN."""
+    """The metrics of an emulated evaluation: every value is NaN."""
 
     def __missing__(self, name: str) -> float:
         return float("nan")
@@ -49,27 +49,16 @@ def install(integration: Integration) -> None:
 
 def _trainer(integration: Integration, module: ModuleType) -> None:
     patches, trainer = integration.patches, module.Trainer
-    log_save_evaluate, evaluation_loop, predict = (
-        trainer._maybe_log_save_evaluate,
-        trainer.evaluation_loop,
-        trainer.predict,
-    )
+    log_save_evaluate, predict = trainer._maybe_log_save_evaluate, trainer.predict
 
     @functools.wraps(log_save_evaluate)
     def only_log(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.control.should_evaluate:
-            integration.skip("evaluation is skipped")
+            integration.skip("evaluation is skipped, except for its first batches after the last step")
         if self.control.should_save:
             integration.skip("checkpoints are not written")
         self.control.should_evaluate = self.control.should_save = False
         return log_save_evaluate(self, *args, **kwargs)
-
-    @functools.wraps(evaluation_loop)
-    def no_evaluation(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.train_dataset is None:  # evaluation is all that the program does
-            return evaluation_loop(self, *args, **kwargs)
-        integration.skip("evaluation is skipped")
-        return module.EvalLoopOutput(predictions=None, label_ids=None, metrics=NoMetrics(), num_samples=0)
 
     @functools.wraps(predict)
     def no_predictions(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -83,7 +72,6 @@ def _trainer(integration: Integration, module: ModuleType) -> None:
         raise StopProgram(0)
 
     patches.set(trainer, "_maybe_log_save_evaluate", only_log)
-    patches.set(trainer, "evaluation_loop", no_evaluation)
     patches.set(trainer, "predict", no_predictions)
     for name in ("_save_checkpoint", "save_model", "save_state", "save_metrics", "create_model_card"):
         patches.set(trainer, name, _nothing(integration, "Trainer writes nothing"))

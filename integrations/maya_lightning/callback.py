@@ -22,7 +22,7 @@ def _callbacks(module: str) -> list[Any]:
 
 
 class EmulationCallback:
-    """Checks the plugin, and lets schedulers work without the metrics of the skipped validation."""
+    """Checks the plugin, and lets schedulers work without metrics of validation."""
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         from maya_core.errors import MayaError

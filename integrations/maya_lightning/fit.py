@@ -1,5 +1,5 @@
-"""Runs `Trainer.fit` under emulation: a few steps of the program's own training and nothing else. Validation, sanity steps,
-checkpoints, profilers and logs are skipped. Schedules are unchanged, because the limits of the Trainer stay the same.
+"""Runs `Trainer.fit` under emulation: a few steps of the program's own training, and after them one batch of validation (validation.py).
+Checkpoints, profilers and logs are skipped. Schedules are unchanged, because the limits of the training stay the same.
 
 In a process that continues afterwards, the model and the Trainer are restored.
 """
@@ -19,15 +19,16 @@ from maya_core.integration import Integration, ModelState
 from maya_core.messages import say
 from maya_core.session.plugin import PluginSession
 from maya_lightning.plugin import MayaEmulator
+from maya_lightning.validation import TrainersValidation
 
 NO_WEIGHTS = "the emulated training has no weights to use"
 
 
-def install(integration: Integration, module: ModuleType) -> None:
+def install(integration: Integration, validation: TrainersValidation, module: ModuleType) -> None:
     """Patches the Trainer in `module`."""
     patches = integration.patches
     trainer = module.Trainer
-    patches.set(trainer, "fit", _emulated(trainer.fit, integration))
+    patches.set(trainer, "fit", _emulated(trainer.fit, validation))
     for name in ("validate", "test", "predict"):
         patches.set(trainer, name, _skipped(name, []))
     patches.set(trainer, "save_checkpoint", _skipped("save_checkpoint", None))
@@ -45,7 +46,7 @@ def _skipped(name: str, answer: Any) -> Callable[..., Any]:
     return skip
 
 
-def _emulated(original: Callable[..., None], integration: Integration) -> Callable[..., None]:
+def _emulated(original: Callable[..., None], validation: TrainersValidation) -> Callable[..., None]:
     @functools.wraps(original)
     def fit(trainer: Any, model: Any, *args: Any, **kwargs: Any) -> None:
         if trainer.strategy.root_device.type != "cuda":
@@ -55,7 +56,7 @@ def _emulated(original: Callable[..., None], integration: Integration) -> Callab
         session = PluginSession.current
         weights = ModelState(model) if isinstance(model, nn.Module) else None
         try:
-            with _only_steps(trainer, weights):
+            with _only_steps(trainer, weights), validation.during(trainer):
                 original(trainer, model, *args, **kwargs)
         except BaseException as error:
             if session is None or not _end(session, trainer, error):
@@ -98,7 +99,6 @@ def _emulate_again(trainer: Any, emulator: MayaEmulator) -> None:
 def _only_steps(trainer: Any, weights: ModelState | None) -> Iterator[None]:
     package = sys.modules[type(trainer.state).__module__.partition(".trainer")[0]]  # one of the two distributions
     loggers, profiler = trainer.loggers, trainer.profiler
-    limits = trainer.limit_val_batches, trainer.num_sanity_val_steps
     # Reading the name of a logger may create an experiment. Checkpoint callbacks read it and remember it.
     state = [(one, dict(vars(one))) for one in (*loggers, *trainer.checkpoint_callbacks)]
     teardown = trainer.strategy.teardown
@@ -112,13 +112,11 @@ def _only_steps(trainer: Any, weights: ModelState | None) -> Iterator[None]:
 
     trainer.loggers = [_silent(package.loggers.logger.DummyLogger, logger) for logger in loggers]
     trainer.profiler = package.profilers.PassThroughProfiler()
-    trainer.limit_val_batches, trainer.num_sanity_val_steps = 0, 0
     trainer.strategy.teardown = release
     try:
         yield
     finally:
         del trainer.strategy.teardown
-        trainer.limit_val_batches, trainer.num_sanity_val_steps = limits
         trainer.loggers, trainer.profiler = loggers, profiler
         for one, before in state:
             vars(one).clear()

@@ -13,12 +13,13 @@ from typing import Any
 
 from maya_core.integration import Integration
 from maya_core.patches import Patches
+from maya_lightning.validation import TrainersValidation, epoch_loop, evaluation_loop, fit_loop
 
 # Each distribution has its own class trees: (Trainer's package, Fabric's package).
 DISTRIBUTIONS = (("lightning.pytorch", "lightning.fabric"), ("pytorch_lightning", "lightning_fabric"))
 PACKAGES = ("lightning", "pytorch_lightning", "lightning_fabric", "lightning_utilities")
 
-# Callbacks that save, need metrics of the skipped validation, try out settings, or show the time of the emulation.
+# Callbacks that save, act on made-up metrics, try out settings, or show the time of the emulation.
 QUIET = {
     "callbacks.model_checkpoint": "ModelCheckpoint",
     "callbacks.on_exception_checkpoint": "OnExceptionCheckpoint",
@@ -50,7 +51,7 @@ def install(integration: Integration) -> None:
         patches.when_imported(f"{fabric}.cli", functools.partial(_fabric_run, integration))
         patches.when_imported(f"{fabric}.plugins.io.torch_io", functools.partial(_no_weights, integration))
         patches.when_imported(f"{fabric}.fabric", functools.partial(_fabric, integration))
-        patches.when_imported(f"{trainer}.trainer.trainer", functools.partial(_fit, integration))
+        _trainer(integration, trainer)
         for module, name in QUIET.items():
             patches.when_imported(f"{trainer}.{module}", functools.partial(_silence, patches, name))
         patches.when_imported(f"{fabric}.plugins.environments.cluster_environment", _take_as_environment)
@@ -62,10 +63,23 @@ def _connect(integration: Integration, name: str, module: ModuleType) -> None:
     connect.install(integration, name, module)
 
 
-def _fit(integration: Integration, module: ModuleType) -> None:
+def _trainer(integration: Integration, package: str) -> None:
+    """The Trainer's `fit`, and the loops in which it validates."""
+    validation = TrainersValidation(integration)
+    parts = {
+        "trainer.trainer": _fit,
+        "loops.fit_loop": fit_loop,
+        "loops.training_epoch_loop": epoch_loop,
+        "loops.evaluation_loop": evaluation_loop,
+    }
+    for name, part in parts.items():
+        integration.patches.when_imported(f"{package}.{name}", functools.partial(part, validation, integration))
+
+
+def _fit(validation: TrainersValidation, integration: Integration, module: ModuleType) -> None:
     from maya_lightning import fit
 
-    fit.install(integration, module)
+    fit.install(integration, validation, module)
 
 
 def _fabric_run(integration: Integration, module: ModuleType) -> None:

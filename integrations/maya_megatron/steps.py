@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from maya_core.integration import Integration
+from maya_megatron.validation import ScriptsEvaluation
 
 OPTIMIZERS = ("MixedPrecisionOptimizer", "FP32Optimizer", "ChainedOptimizer")
 
@@ -22,15 +23,21 @@ def install(integration: Integration) -> None:
             patches.set(kind, "step", _one_step(kind.step, integration))
 
     def training(module: ModuleType) -> None:
-        patches.set(module, "train_step", _stopping(module.train_step, integration))
+        evaluation = ScriptsEvaluation(integration)
+        evaluation.install(module)
+        patches.set(module, "train_step", _stopping(module.train_step, integration, evaluation))
 
     patches.when_imported("megatron.core.optimizer.optimizer", optimizers)
     patches.when_imported("megatron.training.training", training)
 
 
-def _stopping(original: Callable[..., Any], integration: Integration) -> Callable[..., Any]:
+def _stopping(
+    original: Callable[..., Any], integration: Integration, evaluation: ScriptsEvaluation
+) -> Callable[..., Any]:
     @functools.wraps(original)
     def train_step(*args: Any, **kwargs: Any) -> Any:
+        if integration.steps.enough:
+            evaluation.run()
         integration.steps.stop_if_enough()
         integration.steps.loop_stops = True
         return original(*args, **kwargs)

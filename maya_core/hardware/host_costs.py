@@ -30,6 +30,7 @@ DISPATCH_S = {
     "BACKWARD": 4 * US,
     "RECOMPUTE": 7 * US,
     "OPTIMIZER": 5 * US,
+    "VALIDATION": 7 * US,
 }
 # From generated code to the launch of a Triton kernel, without dispatcher and autograd. Estimated, not measured.
 TRITON_S = 2 * US

@@ -34,7 +34,7 @@ class DataLoadingRecord:
         self._counted = np.frombuffer(self._shared, np.float64).reshape(2, -1)  # seconds, batches
         self._counted[:] = 0
         self._workers = 0
-        self._pageable = self.native.pageable_bytes()
+        self.native.take_pageable_copies()
 
     def install(self, patches: Patches) -> None:
         for fetch in FETCH:
@@ -57,14 +57,21 @@ class DataLoadingRecord:
         """The program takes a batch to train on from this iterator."""
         self._workers = workers_of(iterator)
 
-    def found(self, steps: int) -> dict[str, Any] | None:
-        """For the trace; None if no batch was made here."""
-        pageable = self.native.pageable_bytes() - self._pageable
-        made = float(self._counted[1].sum())
+    def found(self, ends: list[int]) -> dict[str, Any] | None:
+        """For the trace; None if no batch was made here, and nothing copied. `ends` are the numbers of events at the ends of steps."""
+        made, pageable = float(self._counted[1].sum()), self._pageable_per_step(ends)
         if not made and not pageable:
             return None
         return {
             "batch_s": float(self._counted[0].sum()) / made if made else 0.0,
             "workers": self._workers,
-            "pageable_bytes": pageable // max(1, steps),
+            "pageable_bytes": pageable,
         }
+
+    def _pageable_per_step(self, ends: list[int]) -> int:
+        """In the steps after the first one, in which a model moves to the device."""
+        copies = np.array(self.native.take_pageable_copies(), np.int64).reshape(-1, 2)
+        by_step = np.bincount(np.searchsorted(ends, copies[:, 0], side="right"), copies[:, 1], len(ends) + 1)[
+            : len(ends)
+        ]
+        return round(float(np.mean(by_step[1:] if len(by_step) > 1 else by_step))) if len(by_step) else 0

@@ -66,6 +66,7 @@ class StepCounter:
         self._tell = tell
         self._is_library = is_library
         self._line = StepLine(step_at, self.mark) if step_at else None
+        self.before_stop: Callable[[], None] = lambda: None  # called where the program is stopped
         self.loop_stops = False  # an integration calls `stop_if_enough` between the steps of its framework's loop
         self.restart()
 
@@ -100,7 +101,13 @@ class StepCounter:
 
     def stop_if_enough(self) -> None:
         if self.enough:
+            self.before_stop()
             raise StopProgram(0)
+
+    def _stop_here(self) -> None:
+        """Stops at the end of a step, if the framework's loop does not. A loop that takes many steps at once is not waited for."""
+        if not self.loop_stops or (self.limit is not None and len(self.ends) > self.limit + 1):
+            self.stop_if_enough()
 
     @property
     def under_way(self) -> int:
@@ -138,6 +145,7 @@ class StepCounter:
             self._count_backwards(len(self._backwards))
         if self._awaits_mark or self._awaits_graph:  # there was none
             self._awaits_mark = self._awaits_graph = False
+        if self.enough:  # a framework's loop may have gone on until it could be stopped
             del self.ends[self.limit :]
 
     # ---- marks of the program ----
@@ -308,8 +316,7 @@ class StepCounter:
         if not self._aside and not self._marked and id(optimizer) in self._round:
             self._round_size = self._round_size or len(self._round)
             self._end_step()
-            if not self.loop_stops:
-                self.stop_if_enough()
+            self._stop_here()
 
     def _end(self, optimizer: Any) -> None:
         if self.native.capturing():
@@ -329,8 +336,7 @@ class StepCounter:
             self._round_size = len(self._round)
         if len(self._round) == self._round_size:
             self._end_step()
-            if not self.loop_stops:
-                self.stop_if_enough()
+            self._stop_here()
 
     def _end_step(self) -> None:
         self._round.clear()

@@ -32,6 +32,7 @@ UNITS = {
     r"^kwh_": "kWh",
     r"^(mfu|hfu|measured|interpolated|extrapolated|bound|profiles)$": "share of 1",
     r"^(model|hardware)$": "FLOP",
+    r"^every_steps$": "steps",
     r"^taken$": "share of 1, or as read",
 }
 JSON_TYPES = {"string": "text", "integer": "integer", "number": "number", "boolean": "true or false", "null": "null"}

@@ -66,7 +66,8 @@ def span_s(analysis: Analysis, rank: int, pairs: Pairs) -> float | None:
     """The sum of the times between each pair of events. None if the trace of the rank ends before one of them."""
     assert analysis.timeline is not None
     events = analysis.job.ranks[rank].events
-    recorded = np.flatnonzero(events["kind"] != EventKind.STEP_END)  # step ends are inserted after the recording
+    inserted = (EventKind.STEP_END, EventKind.EVALUATION)  # after the recording
+    recorded = np.flatnonzero(~np.isin(events["kind"], inserted))
     timeline = analysis.timeline.ranks[rank]
     records = np.flatnonzero(timeline.kind == WorkKind.RECORD)
     items = dict(zip(timeline.event[records].tolist(), records.tolist(), strict=True))

@@ -17,9 +17,9 @@ from maya_core.predictor.pricing import platform_of, settled_calls
 from maya_core.report.prediction import DeviceMemory, Memory, MemoryLimit, MemoryLimits, Peak
 from maya_core.trace.call_names import generic
 from maya_core.trace.job import JobTrace
-from maya_core.trace.memory_peaks import DevicePeak, device_peaks
+from maya_core.trace.memory_peaks import DevicePeak, device_peaks, step_at
 from maya_core.trace.rank import RankTrace
-from maya_core.trace.schema import EventKind, Phase
+from maya_core.trace.schema import EvaluationMark, EventKind, Phase
 from maya_core.trace.unknown_read import EXTREMES
 
 MOST_SHARES = 40
@@ -96,12 +96,12 @@ def _independent(found: Memory, job: JobTrace, gpu: Gpu) -> bool:
 
 
 def _devices(rank: int, trace: RankTrace, gpu: Gpu) -> list[DeviceMemory]:
-    ooms = trace.events[trace.events["kind"] == EventKind.OUT_OF_MEMORY]
+    ooms = np.flatnonzero(trace.events["kind"] == EventKind.OUT_OF_MEMORY)
     outside = {"CUDA context and libraries": gpu.outside_bytes, "NCCL buffers": trace.meta.get("nccl_bytes", 0)}
     result = []
     for peak in peaks_on(trace, gpu):
-        failed = ooms[ooms["device"] == peak.device]
-        largest = failed[np.argmax(failed["a"])] if len(failed) else None
+        failed = ooms[trace.events["device"][ooms] == peak.device]
+        place = int(failed[np.argmax(trace.events["a"][failed])]) if len(failed) else None
         result.append(
             DeviceMemory(
                 rank=rank,
@@ -117,9 +117,10 @@ def _devices(rank: int, trace: RankTrace, gpu: Gpu) -> list[DeviceMemory]:
                 peak_module=peak.module,
                 peak_source=peak.source,
                 at_peak=_at_peak(peak),
-                out_of_memory_bytes=int(largest["a"]) if largest is not None else None,
-                out_of_memory_step=_step(trace, largest) if largest is not None else None,
-                fits=_fits(trace, gpu, peak, sum(outside.values()), failed),
+                out_of_memory_bytes=int(trace.events["a"][place]) if place is not None else None,
+                out_of_memory_step=step_at(trace, place) if place is not None else None,
+                out_of_memory_phase=_phase(trace, place) if place is not None else None,
+                fits=_fits(trace, gpu, peak, sum(outside.values()), trace.events[failed]),
             )
         )
     return result
@@ -131,12 +132,18 @@ def peaks_on(trace: RankTrace, gpu: Gpu) -> list[DevicePeak]:
     If it is not the recorded GPU, temporaries and workspaces are those of the given one, and reserved memory is assumed to exceed
     allocated memory by as much as it did in the recording.
     """
-    recorded = recorded_gpu(trace)
-    if recorded is None or recorded.name == gpu.name:
+    on_gpu = trace_on(trace, gpu)
+    if on_gpu is trace:
         return device_peaks(trace)
-    peaks = device_peaks(_replanned(trace, recorded, gpu).trace)
+    peaks = device_peaks(on_gpu)
     reserved = {peak.device: peak.reserved_bytes - peak.allocated_bytes for peak in device_peaks(trace)}
     return [replace(peak, reserved_bytes=peak.allocated_bytes + reserved[peak.device]) for peak in peaks]
+
+
+def trace_on(trace: RankTrace, gpu: Gpu) -> RankTrace:
+    """The trace with the memory that its calls need on a GPU; the recorded one, if the recorded GPU is that or is not known."""
+    recorded = recorded_gpu(trace)
+    return trace if recorded is None or recorded.name == gpu.name else _replanned(trace, recorded, gpu).trace
 
 
 def _replanned(trace: RankTrace, recorded: Gpu, gpu: Gpu) -> Replanned:
@@ -155,14 +162,17 @@ def recorded_gpu(trace: RankTrace) -> Gpu | None:
     return gpus().get(trace.meta["gpu"])
 
 
-def _step(trace: RankTrace, event: np.void) -> int:
-    """The step in which an event occurred, counted from 1."""
-    ends = trace.events["time_ns"][trace.events["kind"] == EventKind.STEP_END]
-    return int(np.count_nonzero(ends < event["time_ns"])) + 1
+def _phase(trace: RankTrace, event: int) -> str:
+    return Phase(int(trace.events["phase"][event])).name.lower()
 
 
 def _continued_after(trace: RankTrace, event: np.void) -> bool:
-    """Whether the program made progress after an event: it completed a step; without steps, another backward; otherwise, any op."""
+    """Whether the program made progress after an event: it completed a step; without steps, another backward; otherwise, any op.
+    In validation, it finished a batch."""
+    if event["phase"] == Phase.VALIDATION:
+        evaluated = trace.events[trace.events["kind"] == EventKind.EVALUATION]
+        batches = evaluated["time_ns"][evaluated["a"] == EvaluationMark.BATCH_END]
+        return bool((batches > event["time_ns"]).any())
     is_op = trace.events["kind"] == EventKind.OP
     progress = (trace.events["kind"] == EventKind.STEP_END, is_op & (trace.events["phase"] == Phase.BACKWARD), is_op)
     furthest = next((one for one in progress if one.any()), is_op)

@@ -92,7 +92,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for name in ("seconds", "size", "count", "rate", "money", "energy", "share", "line"):
+    for name in ("seconds", "size", "count", "rate", "money", "energy", "share", "line", "moment"):
         environment.filters[name] = getattr(wording, name)
     environment.filters["family"] = title
     return environment

@@ -25,7 +25,7 @@ class Peak(Part):
     module: str
     """The module that allocated it; empty outside of any."""
     phase: str
-    """Forward, backward, recompute or optimizer."""
+    """Forward, backward, recompute, optimizer or validation."""
     source: str
     """File and line of the program's own code; empty if there is none."""
     category: str
@@ -56,9 +56,9 @@ class DeviceMemory(Part):
     by_category_bytes: dict[str, int]
     """What the allocated peak consists of; adds up to `peak_allocated_bytes`."""
     peak_step: int
-    """The step in which the peak occurs, counted from 1."""
+    """The step in which the peak occurs, counted from 1. Validation counts for the step that it follows."""
     peak_phase: str
-    """The phase in which the peak occurs."""
+    """The phase in which the peak occurs: forward, backward, recompute, optimizer or validation."""
     peak_module: str
     """The module whose allocation made the peak."""
     peak_source: str
@@ -69,6 +69,8 @@ class DeviceMemory(Part):
     """The largest allocation that failed, if memory ran out."""
     out_of_memory_step: int | None = None
     """The step in which it failed."""
+    out_of_memory_phase: str | None = None
+    """The phase in which it failed."""
     fits: bool | None
     """Whether it fits; null if the program ended early for another reason."""
 
@@ -327,6 +329,23 @@ class UnknownValue(Part):
     """Whether the user gave the value (`--assume`)."""
 
 
+class Validation(Part):
+    """A loop of validation or evaluation, of which a batch was emulated after the last recorded step. The step time does not contain it."""
+
+    name: str
+    """The loop, with the number or the name of its data if there are several."""
+    batches: int | None
+    """Batches in the loop; null if the data loader has no length."""
+    batch_s: float | None
+    """Time of one batch, as the mean if several were emulated; null if none was finished."""
+    loop_s: float | None
+    """Time of the whole loop, with what surrounds its batches."""
+    every_steps: float | None
+    """The loop runs once in so many steps; null if that is not known, or if it runs only once."""
+    peak_allocated_bytes: int | None
+    """The most memory allocated during the loop, on the GPU where it is most; null if the program ended before the loop."""
+
+
 class Flops(Part):
     """Floating-point operations of the whole job in a step: multiplications and additions of matrix products, convolutions and attention."""
 
@@ -517,6 +536,8 @@ class Prediction(Part):
     """What the prediction was made from: number of steps, how the program ended (`completed`; `stopped` after the requested steps; `failed`; `hung`), versions of torch and Python, number of recorded events, kernels per step."""
     workload: Workload | None = None
     """What a step works on, as rank 0 sees it: numbers and shapes of parameters, autocast dtype, input shapes, calls per step, sharding and group sizes. The matching real run is recognized by it. `null` if no training step was seen, or if an older version recorded the trace."""
+    validation: list[Validation] = []
+    """The loops of validation or evaluation: seconds of a batch and of the whole loop, how often it runs, and its peak memory, which `memory` includes. Empty if the framework evaluates nothing, or if the program has a loop of its own."""
     compiled: Compiled | None = None
     """What torch.compile did: number of graphs, Triton kernels per step, graph breaks, recompilations, and functions that run uncompiled. `compile_s` is the time that compiling took under emulation, in seconds; it is not part of any other time. `null` if nothing was compiled."""
     unknown_ops: list[UnknownOp] = []

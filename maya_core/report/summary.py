@@ -49,6 +49,7 @@ from maya_core.report.prediction import (
 from maya_core.report.throughput import throughput
 from maya_core.report.unknown_values import caveats as caveats_of_values
 from maya_core.report.unknown_values import unknown_values
+from maya_core.report.validation import validation
 from maya_core.simulator.simulate import RankTimeline
 from maya_core.torch_seam.version import COMPARED, numbers, text
 from maya_core.trace.call import Call, tensors_in
@@ -114,6 +115,7 @@ def summarize(analysis: Analysis) -> Prediction:
         assumptions=_assumptions(analysis),
         trace=_trace(analysis, shown),
         workload=_workload(job),
+        validation=validation(analysis),
         compiled=compiled(job),
         unknown_ops=unknown,
         unknown_values=values,

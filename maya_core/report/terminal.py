@@ -50,6 +50,8 @@ def render(prediction: Prediction) -> Group:
     fullest = prediction.memory.fullest
     if fullest is not None:
         lines.append(_memory(fullest, prediction))
+    if prediction.validation:
+        lines.append(_validation(prediction))
     if prediction.top_modules and prediction.step_time_s:
         lines += [_modules(prediction), _kernels(prediction)]
     if prediction.communication:
@@ -242,8 +244,10 @@ def _verdict(memory: DeviceMemory, prediction: Prediction) -> str:
         return verdict + "not known to fit, because only an emulation on this GPU can show it"
     verdict += "DOES NOT FIT"
     if memory.out_of_memory_bytes is not None:
-        wanted, step = wording.size(memory.out_of_memory_bytes), memory.out_of_memory_step
-        verdict += f": step {step} ran out of memory when it requested {wanted} more"
+        wanted = wording.size(memory.out_of_memory_bytes)
+        validates = memory.out_of_memory_phase == "validation"
+        where = "validation" if validates else f"step {memory.out_of_memory_step}"
+        verdict += f": {where} ran out of memory when it requested {wanted} more"
     return verdict
 
 
@@ -324,8 +328,10 @@ def _memory(memory: DeviceMemory, prediction: Prediction) -> Table:
 
 def _peak_place(memory: DeviceMemory) -> str:
     """When and where the peak is reached."""
-    places = [memory.peak_phase, memory.peak_module, wording.short_source(memory.peak_source)]
-    return f"reached in step {memory.peak_step}: " + ", ".join(place for place in places if place)
+    validates = memory.peak_phase == "validation"
+    when = wording.moment(memory.peak_step, memory.peak_phase if validates else None)
+    places = ["" if validates else memory.peak_phase, memory.peak_module, wording.short_source(memory.peak_source)]
+    return ": ".join(part for part in (f"reached in {when}", ", ".join(place for place in places if place)) if part)
 
 
 def _category_remark(memory: DeviceMemory, category: str, count: int) -> str:
@@ -339,6 +345,23 @@ def _category_remark(memory: DeviceMemory, category: str, count: int) -> str:
         return remark
     part = "mostly" if largest.bytes > count / 2 else f"{wording.size(largest.bytes)} of it"
     return f"{remark}, {part} from {place}"
+
+
+def _validation(prediction: Prediction) -> Table:
+    table = plain_table(
+        "Validation, which is not part of the step time",
+        "loop", ">batches", ">batch", ">whole loop", ">every", ">adds", ">peak allocated",
+    )  # fmt: skip
+    step = prediction.step_time_s
+    for loop in prediction.validation[:MOST_ROWS]:
+        batches = "-" if loop.batches is None else f"{loop.batches:,}"
+        every = "-" if loop.every_steps is None else f"{wording.count(loop.every_steps)} steps"
+        adds = (
+            wording.share(loop.loop_s / loop.every_steps / step) if loop.loop_s and loop.every_steps and step else "-"
+        )
+        times = wording.seconds(loop.batch_s), wording.seconds(loop.loop_s)
+        table.add_row(loop.name, batches, *times, every, adds, wording.size(loop.peak_allocated_bytes))
+    return table
 
 
 def _modules(prediction: Prediction) -> Table:

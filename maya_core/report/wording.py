@@ -102,3 +102,10 @@ def short_source(source: str) -> str:
 def _digits(value: float) -> str:
     """A number with about three digits."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def moment(step: int | None, phase: str | None) -> str:
+    """step 3, backward; validation, after step 3"""
+    if phase == "validation":
+        return f"validation, after step {step}"
+    return f"step {step}, {phase}" if phase else f"step {step}"

@@ -31,12 +31,14 @@ from maya_core.messages import Notes
 from maya_core.recording import checkpoints
 from maya_core.recording.batches import BatchRecord
 from maya_core.recording.data_loading import DataLoadingRecord
+from maya_core.recording.evaluations import Evaluations
 from maya_core.recording.files_read import FilesRead
 from maya_core.recording.module_paths import ModulePaths
 from maya_core.recording.rank_differences import RankDifferences, rank_differences
 from maya_core.recording.skipped import Skipped
 from maya_core.recording.steps import StepCounter
 from maya_core.recording.unknown_values import UnknownValues
+from maya_core.recording.unread_loaders import UnreadLoaders
 from maya_core.recording.workload import WorkloadRecord
 from maya_core.session import spawn
 from maya_core.session.timing import ProgramTiming, collective_seconds
@@ -85,6 +87,9 @@ class Emulation:
         )
         self.loading = DataLoadingRecord(self.device.native)
         self.batches = BatchRecord(self.device.native, self.loading.note_workers)
+        self.evaluations = Evaluations(self.device.native, self.notes.add, self.device.is_library)
+        self.loaders = UnreadLoaders(self.notes.add, self.device.is_library)
+        self.steps.before_stop = self.loaders.report
         self.collectives = CollectiveRecord()
         self.ranks_per_node = settings.ranks_per_node or self.device.gpus
         self.device.price_collectives(self._collective_ns)
@@ -115,6 +120,7 @@ class Emulation:
         self.steps.install(patches)
         self.batches.install(patches)
         self.loading.install(patches)
+        self.loaders.install(patches)
         self.device.rules.unknown = self.unknown
         self.unknown.install(patches)
         collectives_shim.install(native, self.exchange, self.link or LocalKeys(), self._join_world, patches)
@@ -206,6 +212,8 @@ class Emulation:
         self.steps.restart()
         self.batches.restart()
         self.loading.restart()
+        self.evaluations.restart()
+        self.loaders.restart()
         self.unknown.restart(settings.request.assume, settings.unknown)
         self.workload.close()
         self.workload = WorkloadRecord(self.modules.watch)
@@ -234,14 +242,14 @@ class Emulation:
         for place in self.unknown.unused():
             self.notes.add(f"--assume {place}: the program read no unknown value there.")
         hung = self.link.hung if self.link else ""
-        if self.steps.enough:
+        if self.steps.enough and not self.evaluations.out_of_memory:
             ended = "stopped"
         elif hung:
             ended = "hung"
-        record = np.frombuffer(native.take_events(), EVENT)
+        record = self.evaluations.in_phase(np.frombuffer(native.take_events(), EVENT))
         self.trace = RankTrace(
             meta=self._meta(ended, hung, record),
-            events=_with_step_ends(record, self.steps.ends, cut=self.steps.enough),
+            events=_with_marks(record, self.steps.ends, self.evaluations.marks(), cut=self.steps.enough),
             calls=self.device.planner.calls,
             modules=list(self.modules.names),
             streams=native.streams(),
@@ -288,7 +296,8 @@ class Emulation:
             "hung": hung,
             "failure": self.failure,
             "data": self.batches.by_step(self.steps.ends, forward, backward),
-            "loading": self.loading.found(len(self.steps.ends)),
+            "loading": self.loading.found(self.steps.ends),
+            "evaluations": self.evaluations.found(),
             "idle_optimizers": self.steps.idle,
             "workload": self.workload.found(),
             "log": self.log,
@@ -308,15 +317,17 @@ class Emulation:
             write_trace(trace_path(folder, self.rank or 0), trace)
 
 
-def _with_step_ends(events: np.ndarray, ends: list[int], cut: bool) -> np.ndarray:
-    """The record with the ends of steps inserted, and without what came after the last requested step if `cut`."""
-    marks = np.zeros(len(ends), EVENT)
-    marks["kind"] = EventKind.STEP_END
-    marks["a"] = np.arange(1, len(ends) + 1)
-    for name in ("time_ns", "stream", "device", "phase"):
-        marks[name] = [events[name][end - 1] if end else 0 for end in ends]
-    marked = np.insert(events, ends, marks)
-    return marked[: ends[-1] + len(ends)] if cut and ends else marked
+def _with_marks(events: np.ndarray, ends: list[int], evaluation: tuple[list[int], np.ndarray], cut: bool) -> np.ndarray:
+    """The record with the ends of steps and of evaluation loops inserted, and without what came after the last of them if `cut`."""
+    steps = np.zeros(len(ends), EVENT)
+    steps["kind"] = EventKind.STEP_END
+    steps["a"] = np.arange(1, len(ends) + 1)
+    steps["phase"] = [events["phase"][end - 1] if end else 0 for end in ends]
+    places, marks = [*ends, *evaluation[0]], np.concatenate([steps, evaluation[1]])
+    for name in ("time_ns", "stream", "device"):
+        marks[name] = [events[name][place - 1] if place else 0 for place in places]
+    marked = np.insert(events, places, marks)
+    return marked[: max(places) + len(places)] if cut and places else marked
 
 
 def _below_fork_server(site: Site) -> Site:

@@ -28,6 +28,7 @@ from maya_core.trace.schema import ON_HOST, EventKind
 PLAYED = (
     EventKind.OP, EventKind.EVENT_RECORD, EventKind.EVENT_WAIT, EventKind.EVENT_SYNC, EventKind.STREAM_SYNC, EventKind.DEVICE_SYNC, EventKind.STEP_END,
     EventKind.GRAPH_LAUNCH, EventKind.COLLECTIVE, EventKind.GROUP_END, EventKind.HOST_WORK,
+    EventKind.EVALUATION,
 )  # fmt: skip
 _SAME = {
     EventKind.EVENT_RECORD: WorkKind.RECORD,
@@ -38,6 +39,7 @@ _SAME = {
     EventKind.STEP_END: WorkKind.MARK,
     EventKind.GRAPH_LAUNCH: WorkKind.MARK,
     EventKind.HOST_WORK: WorkKind.MARK,
+    EventKind.EVALUATION: WorkKind.MARK,
     EventKind.COLLECTIVE: WorkKind.MEET,
     EventKind.GROUP_END: WorkKind.MEET,
 }

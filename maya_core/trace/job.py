@@ -154,7 +154,11 @@ def _cut(traces: list[RankTrace]) -> list[RankTrace]:
     for trace in traces:
         ends = np.flatnonzero(trace.events["kind"] == EventKind.STEP_END)
         if 0 < steps <= len(ends):
-            trace = replace(trace, events=trace.events[: ends[steps - 1] + 1])
+            last = int(ends[steps - 1])
+            if steps == len(ends):  # evaluation follows the last step
+                evaluated = np.flatnonzero(trace.events["kind"] == EventKind.EVALUATION)
+                last = max([last, *evaluated[-1:].tolist()])
+            trace = replace(trace, events=trace.events[: last + 1])
         whole.append(trace)
     return whole
 

@@ -68,7 +68,7 @@ def blocks(trace: RankTrace, device: int) -> Blocks:
     owner = _latest(events["a"], made, ends)
     freed[owner[owner >= 0]] = ends[owner >= 0]
     by_phase = np.full(len(Phase), TEMPORARIES, np.uint8)
-    by_phase[[Phase.FORWARD, Phase.RECOMPUTE]] = ACTIVATIONS
+    by_phase[[Phase.FORWARD, Phase.RECOMPUTE, Phase.VALIDATION]] = ACTIVATIONS
     category = by_phase[events["phase"][made]]
     labels = np.flatnonzero(here & (events["kind"] == EventKind.LABEL))
     owner = _latest(events["a"], made, labels)
@@ -134,7 +134,7 @@ def _peak(trace: RankTrace, device: int) -> DevicePeak:
         Phase(int(events["phase"][at])),
         trace.modules[int(events["module"][at])],
         source_of(trace, at),
-        int(np.count_nonzero(events["kind"][:at] == EventKind.STEP_END)) + 1,
+        step_at(trace, at),
         _shares(trace, every, np.flatnonzero(live)),
     )
 
@@ -157,3 +157,9 @@ def source_of(trace: RankTrace, event: int) -> str:
     if trace.events["kind"][event] != EventKind.ALLOC:
         return ""
     return trace.lines[int(trace.events["subject"][event])]
+
+
+def step_at(trace: RankTrace, event: int) -> int:
+    """The step of an event, counted from 1. Validation counts for the step that it follows."""
+    before = int(np.count_nonzero(trace.events["kind"][:event] == EventKind.STEP_END))
+    return max(before, 1) if trace.events["phase"][event] == Phase.VALIDATION else before + 1

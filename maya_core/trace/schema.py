@@ -7,8 +7,8 @@ import enum
 import numpy as np
 
 # 2 added collectives, 3 the lines of allocations, 4 the work of the host, 5 kernels in Triton. 6 added torch's settings to calls
-# and removed the launches of the GPU on which they were recorded.
-VERSION = 6
+# and removed the launches of the GPU on which they were recorded. 7 added evaluation.
+VERSION = 7
 
 EVENT = np.dtype(
     [
@@ -48,6 +48,7 @@ class EventKind(enum.IntEnum):
     GROUP_BEGIN = 15  # collectives up to GROUP_END on this stream are one launch; subject: communicator
     GROUP_END = 16
     HOST_WORK = 17  # the host computes; a: bytes it reads and writes
+    EVALUATION = 18  # subject: evaluation loop, a: EvaluationMark
 
 
 class Phase(enum.IntEnum):
@@ -55,6 +56,16 @@ class Phase(enum.IntEnum):
     BACKWARD = 1
     RECOMPUTE = 2
     OPTIMIZER = 3
+    VALIDATION = 4
+
+
+class EvaluationMark(enum.IntEnum):
+    """What happens in an evaluation loop."""
+
+    BEGIN = 0
+    BATCH_BEGIN = 1
+    BATCH_END = 2
+    END = 3
 
 
 class Category(enum.IntEnum):

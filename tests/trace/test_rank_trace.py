@@ -71,7 +71,7 @@ def test_nothing_private_is_stored(written: tuple[maya_core.emulate, Path], monk
         text = b"".join(archive.read(name) for name in archive.namelist() if name.endswith(".json")).decode()
         meta = json.loads(archive.read("meta.json"))
     assert str(Path.home()) not in text
-    assert meta["version"] == 6
+    assert meta["version"] == 7
     assert "environ" not in text
 
 

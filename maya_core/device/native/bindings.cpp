@@ -425,7 +425,7 @@ void bind_installation(py::module_& m) {
 }
 
 void bind_devices_and_streams(py::module_& m) {
-  m.def("pageable_bytes", &pageable_bytes);
+  m.def("take_pageable_copies", &take_pageable_copies);
   m.def("device_count", [] { return config().count; });
   m.def("get_device", &current_device);
   m.def("set_device", &set_current_device);

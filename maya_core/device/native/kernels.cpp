@@ -5,7 +5,9 @@
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/empty_like.h>
 
-#include <atomic>
+#include <mutex>
+#include <utility>
+#include <vector>
 
 #include "device.h"
 #include "dispatch.h"
@@ -50,12 +52,15 @@ bool needs_staging(const Tensor& to, const Tensor& from) {
   return to.strides() != from.strides() || !to.is_non_overlapping_and_dense();
 }
 
-std::atomic<int64_t> pageable{0};  // bytes that were copied from or to host memory that is not pinned
+std::mutex pageable_lock;
+std::vector<std::pair<int64_t, int64_t>> pageable;
 
 // CUDA stages copies of more than 64 KiB through pinned memory of its own, unless the program's memory is pinned.
 void note_host_copy(const Tensor& host) {
   const auto bytes = int64_t(host.nbytes());
-  if (recorder().on() && bytes > 64 * 1024 && !is_pinned(host.storage().data())) pageable += bytes;
+  if (!recorder().on() || bytes <= 64 * 1024 || is_pinned(host.storage().data())) return;
+  std::lock_guard lock(pageable_lock);
+  pageable.emplace_back(int64_t(recorder().size()), bytes);
 }
 
 Tensor& copy_(Tensor& to, const Tensor& from, bool non_blocking) {
@@ -196,7 +201,10 @@ std::unordered_set<std::string> register_handwritten_kernels(torch::Library& ate
   return names;
 }
 
-int64_t pageable_bytes() { return pageable; }
+std::vector<std::pair<int64_t, int64_t>> take_pageable_copies() {
+  std::lock_guard lock(pageable_lock);
+  return std::exchange(pageable, {});
+}
 
 void restore_stubs() {
   stubs().restore();

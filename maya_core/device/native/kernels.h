@@ -6,6 +6,8 @@
 
 #include <string>
 #include <unordered_set>
+#include <utility>
+#include <vector>
 
 #include "torch_abi.h"
 
@@ -23,8 +25,9 @@ int64_t choose_attention(const at::Tensor& query, const at::Tensor& key, const a
 void prefer_attention_backends();
 void restore_attention_backends();
 
-// The bytes that the program has copied from or to host memory that is not pinned, in copies that CUDA stages.
-int64_t pageable_bytes();
+// The copies from or to host memory that is not pinned, which CUDA stages: the events recorded before each, and its
+// bytes.
+std::vector<std::pair<int64_t, int64_t>> take_pageable_copies();
 
 void register_rnn_stubs(torch_abi::ReplacedStubs& stubs);
 

@@ -28,9 +28,11 @@ enum class EventKind : uint8_t {
   Collective = 14,   // subject: call; a: sequence number on its communicator, or between two ranks; b: call site
   GroupBegin = 15,   // the collectives up to GroupEnd on this stream are one launch; subject: communicator
   GroupEnd = 16,
-  HostWork = 17,  // the host computes; a: bytes it reads and writes
+  HostWork = 17,    // the host computes; a: bytes it reads and writes
+  Evaluation = 18,  // inserted after the recording; subject: evaluation loop, a: what happens in it
 };
 
+// Validation = 4 is only given after the recording.
 enum class Phase : uint8_t { Forward = 0, Backward = 1, Recompute = 2, Optimizer = 3 };
 
 enum class Category : uint8_t { Parameter = 0, Gradient = 1, OptimizerState = 2, Buffer = 3, Workspace = 4 };

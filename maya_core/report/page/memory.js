@@ -97,10 +97,10 @@ function memoryChart(devices) {
   }
 
   function peak(context, x, y, width) {
-    const i = chart.peak, px = x(chart.at[i]), py = y(total(i)), { step, phase, module, source } = chart.where;
+    const i = chart.peak, px = x(chart.at[i]), py = y(total(i)), { moment, module, source } = chart.where;
     context.fillStyle = colour("ink");
     context.beginPath(); context.arc(px, py, 3.5, 0, 7); context.fill();
-    const text = [`peak ${kib(total(i))}`, `step ${step}, ${phase}`, module, source.split(/[\\/]/).pop()].filter(Boolean).join(" · ");
+    const text = [`peak ${kib(total(i))}`, moment, module, source.split(/[\\/]/).pop()].filter(Boolean).join(" · ");
     const wide = Math.min(context.measureText(text).width, width - LEFT - RIGHT - 20);
     const left = Math.min(Math.max(LEFT + 4, px + 8), width - RIGHT - wide - 8), up = py - 13;
     context.fillStyle = colour("sheet");

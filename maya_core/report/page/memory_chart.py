@@ -9,6 +9,7 @@ import numpy as np
 from maya_core.report.analysis import Analysis
 from maya_core.report.page.timeline_chart import packed
 from maya_core.report.prediction import DeviceMemory, Memory
+from maya_core.report.wording import moment
 from maya_core.simulator.clock import WorkKind
 from maya_core.simulator.simulate import RankTimeline
 from maya_core.trace.memory_peaks import CATEGORIES, allocated, blocks, reserved
@@ -53,7 +54,11 @@ def _curve(analysis: Analysis, one: DeviceMemory) -> dict[str, Any]:
         "capacity": one.capacity_bytes // KIB,
         "outside": one.outside_allocator_bytes // KIB,
         "asked": (one.out_of_memory_bytes or 0) // KIB,
-        "where": {"step": one.peak_step, "phase": one.peak_phase, "module": one.peak_module, "source": one.peak_source},
+        "where": {
+            "moment": moment(one.peak_step, one.peak_phase),
+            "module": one.peak_module,
+            "source": one.peak_source,
+        },
     }
 
 

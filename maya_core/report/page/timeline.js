@@ -1,7 +1,7 @@
 // The timeline: one row for the host of each rank, and one for each stream. The spans of a row are sorted and do not overlap.
 
-const PHASES = ["forward", "backward", "recomputation", "optimizer"];
-const GUTTER = 196, ROW = 17, HOST_ROW = 10, HEAD = 20, AXIS = 24, WAITS = 4;
+const PHASES = ["forward", "backward", "recomputation", "optimizer", "validation"];
+const GUTTER = 196, ROW = 17, HOST_ROW = 10, HEAD = 20, AXIS = 24, WAITS = 8;
 
 function timelineChart(data) {
   const canvas = document.getElementById("timeline-canvas");
@@ -217,7 +217,7 @@ function timelineChart(data) {
     const lines = [["title", name + (waits ? (family === "communication" ? ": waits for other ranks" : ": waits for the copy engine") : "")], ["figure", seconds(took)]];
     if (!waits && took > alone * 1.02e-9 + 3e-6) lines[1][1] += `, ${seconds(alone * 1e-9)} if it ran alone`;
     return [
-      ...lines, ["", detail], ["", data.modules[row.module[span]]], ["", `${PHASES[how & 3]}, ${data.families[family] || family}`],
+      ...lines, ["", detail], ["", data.modules[row.module[span]]], ["", `${PHASES[how & 7]}, ${data.families[family] || family}`],
       ["", `time ${surely}, ${profile}`], ["", `rank ${row.rank}, ${row.name}${row.note ? ", " + row.note : ""}`],
     ];
   }

@@ -26,7 +26,7 @@ from maya_core.trace.schema import EventKind
 MOST_RANKS = 8
 MOST_SPANS = 100_000
 STEPS = 2
-WAITS = 4  # a flag in the `how` of a span, next to its phase
+WAITS = 8  # a flag in the `how` of a span, next to its phase
 SYNCS = {
     WorkKind.HOST_EVENT: "waits for an event",
     WorkKind.HOST_LANE: "waits for a stream",
