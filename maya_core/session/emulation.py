@@ -25,7 +25,7 @@ from maya_core.launch.rerun import OtherRanks, program_again
 from maya_core.launch.settings import ProcessSettings
 from maya_core.launch.world import World
 from maya_core.messages import Notes
-from maya_core.recording import checkpoints
+from maya_core.recording import checkpoints, close_values, torchscript
 from maya_core.recording.batches import BatchRecord
 from maya_core.recording.files_read import FilesRead
 from maya_core.recording.module_paths import ModulePaths
@@ -106,6 +106,8 @@ class Emulation:
         self.batches.install(patches)
         self.device.rules.unknown = self.unknown
         self.unknown.install(patches)
+        close_values.install(patches, native)
+        self._finish_torchscript = torchscript.install(patches, self.notes.add)
         collectives_shim.install(native, self.exchange, self.link or LocalKeys(), self._join_world, patches)
         self.checkpoints = checkpoints.install(native, patches, self.skipped)
         self.compile = TorchCompile(self.device, plain_module_call, lambda: self.steps.under_way)
@@ -191,6 +193,7 @@ class Emulation:
             self.notes.add(f"--step-at {self.settings.request.step_at}: the program did not come to that line.")
         for place in self.unknown.unused():
             self.notes.add(f"--assume {place}: the program read no unknown value there.")
+        self._finish_torchscript()
         hung = self.link.hung if self.link else ""
         if self.steps.enough:
             ended = "stopped"

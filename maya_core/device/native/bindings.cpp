@@ -358,6 +358,8 @@ bool watched(const py::object& watcher, PyObject* module, PyObject* args, PyObje
 
 PyObject* call_module(PyObject*, PyObject* args, PyObject* kwargs) {
   auto& known = module_numbers();
+  // torch.jit.trace makes a module that is called afterwards in this one's place.
+  if (torch_abi::tracing()) return PyObject_Call(known.original.ptr(), args, kwargs);
   PyObject* module = PyTuple_GET_ITEM(args, 0);
   auto found = known.numbers.find(module);
   if (found == known.numbers.end()) {

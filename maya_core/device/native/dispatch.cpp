@@ -441,6 +441,7 @@ struct Kernel final : c10::OperatorKernel {
   std::string name;
   ValueTraits traits;
   bool python_rule = false, numbers_matter = true, takes_masks = false, puts_by_index = false, copies_lists = false;
+  bool traced_in_parts = false;
   Entries entries;
 
   void prepare(const c10::OperatorHandle& op) {
@@ -450,6 +451,7 @@ struct Kernel final : c10::OperatorKernel {
     const std::string& base = op.schema().name();
     puts_by_index = base == "aten::_index_put_impl_";
     copies_lists = name == "aten::_foreach_copy_";
+    traced_in_parts = name == "aten::convolution";
     takes_masks = puts_by_index || name == "aten::index.Tensor" || name == "aten::index.Tensor_out";
     numbers_matter = !(op.hasTag(at::Tag::pointwise) || base.starts_with("aten::_foreach") ||
                        base.starts_with("aten::_fused_") || base.ends_with("_"));
@@ -457,6 +459,9 @@ struct Kernel final : c10::OperatorKernel {
 
   void operator()(const c10::OperatorHandle& op, DispatchKeySet, Stack* stack) {
     std::call_once(prepared, [&] { prepare(op); });
+    // torch.jit.trace does not take this op into its program, but what torch's own composition of it calls.
+    if (traced_in_parts && torch_abi::tracing()) return op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), stack);
+    const torch_abi::Untraced untraced;
     if (python_rule) {
       const OwnTime in_python;
       return python->call_rule(name, op.schema(), stack);
