@@ -403,10 +403,10 @@ py::object current_stream_data(int device, c10::StreamId stream) {
 void bind_installation(py::module_& m) {
   m.def("install",
         [](const py::dict& wanted, const std::vector<std::string>& cuda_ops, const std::vector<std::string>& sparse_ops,
-           py::object planner, py::dict rules, py::object no_rule) {
+           const std::vector<std::string>& nested_ops, py::object planner, py::dict rules, py::object no_rule) {
           set_python_side(std::make_unique<Side>(planner, rules, no_rule));
           try {
-            install(config_from(wanted), cuda_ops, sparse_ops);
+            install(config_from(wanted), {cuda_ops, sparse_ops, nested_ops});
             // Otherwise torch calls its _lazy_init only once per process.
             torch::utils::set_requires_device_init(c10::DeviceType::CUDA, true);
           } catch (...) {

@@ -541,10 +541,11 @@ struct MetadataKernel final : c10::OperatorKernel {
     op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), stack);
   }
 };
-// Sparse ops whose implementation is one function for CPU and CUDA, built from dense ops.
-struct SparseKernel final : c10::OperatorKernel {
+// Ops of other layouts whose implementation is one function for CPU and CUDA, built from dense ops.
+template <DispatchKey OnCPU>
+struct ComposedKernel final : c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& op, DispatchKeySet, Stack* stack) {
-    op.redispatchBoxed(DispatchKeySet(DispatchKey::SparseCPU), stack);
+    op.redispatchBoxed(DispatchKeySet(OnCPU), stack);
   }
 };
 
@@ -609,20 +610,23 @@ std::vector<std::string> setting_names() {
 void set_default_settings(uint64_t bits) { default_settings = bits; }
 int64_t distinct_calls() { return distinct_count; }
 
-void register_kernels(const std::vector<std::string>& cuda_ops, const std::vector<std::string>& sparse_ops) {
+void register_kernels(const OpNames& ops) {
   QuietWarnings quiet;
   c10::WarningUtils::WarningHandlerGuard guard(&quiet);
   auto& aten = library("aten", DispatchKey::CUDA);
   const auto by_hand = register_handwritten_kernels(aten);
-  for (const auto& name : cuda_ops) {
+  for (const auto& name : ops.cuda) {
     auto op = find_op("aten::" + name);
     if (!op || by_hand.count(name)) continue;
     aten.impl(name.c_str(), returns_view(op->schema()) ? boxed<MetadataKernel>() : boxed<Kernel>());
   }
   library("_", DispatchKey::CUDA).fallback(boxed<Fallback>());
   auto& sparse = library("aten", DispatchKey::SparseCUDA);
-  for (const auto& name : sparse_ops)
-    if (find_op("aten::" + name)) sparse.impl(name.c_str(), boxed<SparseKernel>());
+  for (const auto& name : ops.sparse)
+    if (find_op("aten::" + name)) sparse.impl(name.c_str(), boxed<ComposedKernel<DispatchKey::SparseCPU>>());
+  auto& nested = library("aten", DispatchKey::NestedTensorCUDA);
+  for (const auto& name : ops.nested)
+    if (find_op("aten::" + name)) nested.impl(name.c_str(), boxed<ComposedKernel<DispatchKey::NestedTensorCPU>>());
 }
 
 void unregister_kernels() {
