@@ -33,12 +33,13 @@ from maya_core.recording.skipped import Skipped
 from maya_core.recording.steps import StepCounter
 from maya_core.recording.unknown_values import UnknownValues
 from maya_core.recording.workload import WorkloadRecord
-from maya_core.session import spawn
+from maya_core.session import children, spawn
 from maya_core.session.timing import ProgramTiming, collective_seconds
 from maya_core.torch_compile import TorchCompile
 from maya_core.trace.communication import Site
 from maya_core.trace.job import trace_path
-from maya_core.trace.rank import RankTrace, write_trace
+from maya_core.trace.processes import write_best
+from maya_core.trace.rank import RankTrace
 from maya_core.trace.schema import EVENT, EventKind, Phase
 from maya_core.version import __version__
 
@@ -59,7 +60,11 @@ class Emulation:
         gpu = find_gpu(settings.request.gpu_name)
         self.device = EmulatedDevice(gpu, settings.gpus or 1, private, ProgramTiming(gpu).kernel_seconds)
         self.modules = ModulePaths(self.device.native)
-        self.link = Link(settings.coordinator, frozenset(settings.chosen)) if settings.coordinator else None
+        self.link = (
+            Link(settings.coordinator, frozenset(settings.chosen), at_once=not settings.inherited)
+            if settings.coordinator
+            else None
+        )
         if self.link is not None:
             self.link.on_waited = self.device.native.exclude_time
         request = settings.request
@@ -113,6 +118,8 @@ class Emulation:
         self.compile = TorchCompile(self.device, plain_module_call, lambda: self.steps.under_way)
         if self.link is not None:
             spawn.install(self.link, lambda: self.settings, patches)
+            if self.owns_process:
+                children.install(self.link, lambda: self.rank is None, patches)
         self._keep_as_found()
         install_all(self)
 
@@ -238,6 +245,7 @@ class Emulation:
             "outside_allocator_bytes": gpu.outside_bytes,
             "nccl_bytes": self.exchange.buffer_bytes,
             "rank": self.rank or 0,
+            "process": "rank" if self.rank is not None else "child" if self.settings.inherited else "program",
             "world_size": self.world_size,
             "ended": ended,
             "steps": len(self.steps.ends),
@@ -262,7 +270,7 @@ class Emulation:
         worked = np.isin((EventKind.OP, EventKind.OUT_OF_MEMORY), trace.events["kind"]).any()
         if self.settings.out is not None and (self.rank is not None or worked):
             self.settings.out.mkdir(parents=True, exist_ok=True)
-            write_trace(trace_path(self.settings.out, self.rank or 0), trace)
+            write_best(trace_path(self.settings.out, self.rank or 0), trace)
 
 
 def _with_step_ends(events: np.ndarray, ends: list[int], cut: bool) -> np.ndarray:
