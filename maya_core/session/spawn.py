@@ -37,9 +37,11 @@ def install(link: Link, settings: Callable[[], ProcessSettings], patches: Patche
 def _emulating_children(original: Callable[..., None], settings: Callable[[], ProcessSettings]) -> Callable[..., None]:
     @functools.wraps(original)
     def start(self: Any) -> None:
-        if self.daemon:  # a data loader's worker, or a helper
+        if self.daemon and _loads_data(self._target):
             with not_passed_on():
                 return original(self)
+        if self.daemon:  # a helper, which sees the GPU
+            return original(self)
         child = settings().model_copy(update={"rank": None, "inherited": False})
         self._target = EmulatedTarget(self._target, child)
         with not_passed_on():
@@ -48,6 +50,11 @@ def _emulating_children(original: Callable[..., None], settings: Callable[[], Pr
         return None
 
     return start
+
+
+def _loads_data(target: Any) -> bool:
+    """Whether a process is a worker of torch's data loader, which uses no GPU."""
+    return str(getattr(target, "__module__", "")).startswith("torch.utils.data.")
 
 
 class EmulatedTarget:

@@ -414,6 +414,8 @@ void bind_installation(py::module_& m) {
             throw;
           }
         });
+  // Makes torch ask its Python side before the next use of the device, which refuses it in a fork.
+  m.def("require_initialization", [] { torch::utils::set_requires_device_init(c10::DeviceType::CUDA, true); });
   m.def("uninstall", [] {
     uninstall();
     set_python_side(nullptr);
