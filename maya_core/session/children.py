@@ -40,6 +40,8 @@ def is_helper() -> bool:
         module = words[1]
         return module not in NAMES and module.partition(".")[0] in ("torch", "maya_core", "maya_mlflow")
     script = os.path.abspath(words[0]) if words and words[0] != "-c" else ""
+    if Path(script).name == "maya":  # which starts a run of its own
+        return True
     launchers = (TORCHRUN_FILE, str(Path(TORCHRUN_FILE).with_name("launch.py")))
     return script.startswith(f"{torch.__path__[0]}{os.sep}") and script not in launchers
 
@@ -69,7 +71,7 @@ def not_passed_on() -> Any:
 
 
 def install(link: Link, only_starts_others: Callable[[], bool], patches: Patches) -> None:
-    """`only_starts_others`: whether this process has no part in the job itself so far."""
+    """`only_starts_others`: whether this process has no part in the job itself, and nobody can wait for it while it waits."""
 
     def waiting() -> AbstractContextManager[object]:
         here = threading.current_thread() is threading.main_thread()
@@ -135,8 +137,7 @@ def _complete(environment: Any) -> Any:
 
 # ---- Pythons that cannot be emulated ----
 def _tell_foreign(args: Any) -> None:
-    command = args if isinstance(args, str | os.PathLike) else next(iter(args), "")
-    program = os.fspath(command) if isinstance(command, str | os.PathLike) else ""
+    program = args[0] if isinstance(args, list | tuple) and args else args
     if isinstance(program, str) and os.path.isabs(program) and Path(program).name.startswith("python"):
         _tell_once(program)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import platform
 from collections.abc import Callable
@@ -119,9 +120,13 @@ class Emulation:
         if self.link is not None:
             spawn.install(self.link, lambda: self.settings, patches)
             if self.owns_process:
-                children.install(self.link, lambda: self.rank is None, patches)
+                children.install(self.link, self._only_starts_others, patches)
         self._keep_as_found()
         install_all(self)
+
+    def _only_starts_others(self) -> bool:
+        """So far. A process of torch.multiprocessing may be about to become a rank that others wait for."""
+        return self.rank is None and multiprocessing.parent_process() is None
 
     def _collective_ns(self, number: int) -> float:
         """The duration of a collective, for a program that times its GPU."""

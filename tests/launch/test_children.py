@@ -142,6 +142,7 @@ def test_a_second_job_is_not_started_and_said_so(tmp_path: Path) -> None:
         (["-u", "-m", "torch.distributed.launch", "train.py"], False),
         ([f"{torch.__path__[0]}/distributed/run.py", "train.py"], False),
         (["-c", "import torch"], False),
+        (["/somewhere/bin/maya", "run", "--", "python", "train.py"], True),
         (["-m", "torchtune"], False),
         (["train.py"], False),
     ],
