@@ -66,11 +66,11 @@ class EmulatedDevice:
             "cuda_version": libraries().cuda_number,
         }
         self.rules = Rules(self.native, op_table.compressed_ops())
-        composed = self.rules.without_rule(op_table.sparse_ops())
+        sparse, nested = self.rules.composed(op_table.sparse_ops(), op_table.nested_ops())
         self._tell_native()
         try:
             self.native.install(
-                config, op_table.cuda_ops(), composed, self.planner.plan, self.rules.table, self._no_rule
+                config, op_table.cuda_ops(), sparse, nested, self.planner.plan, self.rules.table, self._no_rule
             )
         except BaseException as error:
             self.rules.close()

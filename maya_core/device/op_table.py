@@ -17,6 +17,9 @@ from maya_core.cpp_build import cache_folder
 # The device runs each of these as one op; torch's own decomposition depends on cuDNN being present when torch is compiled.
 _WHOLE = ["convolution", "convolution_backward", "convolution_overrideable", "convolution_backward_overrideable"]
 
+# On a GPU, these are a product of all sequences in one kernel, if their sizes allow it, and a softmax of all of them.
+_MADE_OF_OTHERS = ["bmm", "_nested_tensor_softmax_with_shape"]
+
 
 @functools.cache
 def _table() -> dict[str, dict[str, Any]]:
@@ -57,7 +60,7 @@ def cuda_ops() -> list[str]:
 
 
 def _written_once(layout: str) -> list[str]:
-    """Ops of a sparse layout that have one implementation for CPU and CUDA."""
+    """Ops of another layout that have one implementation for CPU and CUDA."""
     names = []
     for name, function in _table().items():
         kernels = _kernels(function)
@@ -69,6 +72,11 @@ def _written_once(layout: str) -> list[str]:
 def sparse_ops() -> list[str]:
     """Sparse (COO) ops with one implementation for CPU and CUDA: on the device they run through the dense ops that they call."""
     return _written_once("Sparse")
+
+
+def nested_ops() -> list[str]:
+    """Ops of strided nested tensors with one implementation for CPU and CUDA, and some whose implementation for the CPU consists of other ops."""
+    return [*_written_once("NestedTensor"), *_MADE_OF_OTHERS]
 
 
 def compressed_ops() -> list[str]:

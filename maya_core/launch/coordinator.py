@@ -106,6 +106,7 @@ class Coordinator:
             protocol.StepDone: self._step_done,
             protocol.Idle: self._idle,
             protocol.WorldSize: self._world_size,
+            protocol.FirstJob: lambda *_: not self._world,
             protocol.NextRank: self._next_rank,
             protocol.RankEnded: self._rank_ended,
             protocol.StartNoMore: self._start_no_more,
@@ -142,7 +143,7 @@ class Coordinator:
                 self._connections[process] += 1
                 if main:
                     self._members[process] = Member()
-                    self._starting = max(0, self._starting - 1)
+                    self._starting = max(0, self._starting - hello.expected)
             try:
                 connection.send(True)
                 while True:

@@ -31,18 +31,25 @@ class WouldHang(SystemExit):
 class Link:
     """The Peers and Keys of a rank, which the coordinator answers. Each thread has its own connection."""
 
-    def __init__(self, socket: Path, chosen: frozenset[int]) -> None:
+    def __init__(self, socket: Path, chosen: frozenset[int], at_once: bool = True) -> None:
+        """`at_once`: the process takes part in the job from now on; otherwise with its first message, if it ever sends one."""
         self.socket = socket
         self.chosen = chosen
         self.hung = ""  # the reason, if this rank would wait for ever
         self.on_waited: Callable[[float], None] = lambda _: None  # called with the seconds that an answer took
+        self.idles = False  # this process only waits for others
         self._closed = False
-        self.reconnect()
+        self._expected = at_once
+        self._own = threading.local()
+        self._main: Connection | None = None
+        if at_once:
+            self.reconnect()
 
     def close(self) -> None:
         """Leaves the job; the process continues without it."""
         self._closed = True
-        self._main.close()
+        if self._main is not None:
+            self._main.close()
         self._own = threading.local()
 
     def reconnect(self, socket: Path | None = None, chosen: frozenset[int] | None = None) -> None:
@@ -51,8 +58,8 @@ class Link:
         self.chosen = self.chosen if chosen is None else chosen
         self._own = threading.local()
         self._process = os.getpid()
-        self._main: Connection = self._connect(main=True)
-        threading.Thread(target=self._die_with_parent, daemon=True).start()
+        self._main = self._connect(main=True)
+        threading.Thread(target=self._die_with_parent, args=(self._main,), daemon=True).start()
 
     # ---- Peers ----
     def post(self, key: str, payload: bytes) -> None:
@@ -71,10 +78,20 @@ class Link:
     def step(self, step: int) -> None:
         self._notify(protocol.StepDone(step))
 
+    @property
+    def takes_part(self) -> bool:
+        """Whether the job knows of this process."""
+        return self._main is not None
+
     def idle(self, idle: bool) -> None:
+        self.idles = idle
         self._notify(protocol.Idle(idle))
 
     # ---- for a process that starts the ranks ----
+    def first_job(self) -> bool:
+        """Whether no ranks were started yet: a run has one job."""
+        return self._ask(protocol.FirstJob())
+
     def world(self, world_size: int) -> None:
         self._ask(protocol.WorldSize(world_size))
 
@@ -115,11 +132,13 @@ class Link:
     # ---- inside ----
     def _connect(self, main: bool = False) -> Connection:
         connection: Connection = Client(str(self.socket), family="AF_UNIX")
-        connection.send(protocol.Hello(self._process, threading.get_ident(), main))
+        connection.send(protocol.Hello(self._process, threading.get_ident(), main, self._expected))
         connection.recv()
         return connection
 
     def _connection(self) -> Connection:
+        if self._main is None:
+            self.reconnect()
         if not hasattr(self._own, "connection"):
             self._own.connection = self._connect()
         connection: Connection = self._own.connection
@@ -141,9 +160,9 @@ class Link:
             raise WouldHang(reply.why)
         raise reply.as_error()
 
-    def _die_with_parent(self) -> None:
+    def _die_with_parent(self, main: Connection) -> None:
         with suppress(EOFError, OSError):
-            self._main.recv()
+            main.recv()
         if self._closed:
             return
         shutil.rmtree(self.socket.parent, ignore_errors=True)  # the coordinator may have been killed

@@ -24,11 +24,13 @@ class Notice(Message[None]):
 
 @dataclass(frozen=True)
 class Hello:
-    """The first thing on every connection: which process and thread it is of. The main connection lives as long as its process."""
+    """The first thing on every connection: which process and thread it is of. The main connection lives as long as its process, which the
+    job waits for if it was `expected`."""
 
     process: int
     thread: int
     main: bool
+    expected: bool = True
 
 
 # ---- the life of a process ----
@@ -63,6 +65,11 @@ class WorldSize(Message[None]):
     """This process starts the ranks of a job of this size."""
 
     size: int
+
+
+@dataclass(frozen=True)
+class FirstJob(Message[bool]):
+    """Asks whether no ranks were started yet."""
 
 
 @dataclass(frozen=True)

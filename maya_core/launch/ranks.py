@@ -66,6 +66,7 @@ def start_rank(
     own = settings.model_copy(
         update={
             "rank": rank,
+            "inherited": False,
             "world_size": world.size,
             "ranks_per_node": world.ranks_per_node,
             "gpus": max(settings.gpus or 1, world.ranks_per_node),
@@ -191,7 +192,7 @@ class RankLauncher:
     def only_child(self) -> dict[str, str]:
         """Variables for a single process that does all the work, on one GPU: it is emulated as this one is, which only waits from now on."""
         self.link.idle(True)
-        settings = self.settings.model_copy(update={"rank": None, "gpus": 1})
+        settings = self.settings.model_copy(update={"rank": None, "inherited": False, "gpus": 1})
         return {VARIABLE: settings.model_dump_json()}
 
     @contextmanager

@@ -27,4 +27,9 @@ class ProcessSettings(BaseModel):
     chosen: tuple[int, ...] = ()  # ranks that the user asked for by number
     coordinator: Path | None = None  # the socket of the command that started it
     unknown: Extreme | None = None  # what masks keep that depend on unknown values; None: as many as a sample
+    inherited: bool = False  # by a program that the emulated program started: it counts if it trains or starts ranks
     note_files: bool = False  # whether to note which of the user's files the program reads
+
+    def for_programs(self) -> ProcessSettings:
+        """The settings of programs that this process starts."""
+        return self.model_copy(update={"rank": None, "world_size": 1, "inherited": True})

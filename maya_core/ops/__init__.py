@@ -15,6 +15,7 @@ from maya_core.ops import (
     indexing,
     linalg,
     losses,
+    nested,
     normalization,
     packages,
     products,
@@ -36,7 +37,7 @@ from maya_core.ops.work import Work
 from maya_core.trace.call import Call, Tensor
 
 FAMILIES = (
-    attention, convolution, elementwise, foreach, images, indexing, linalg, losses, normalization, packages, products, quantization,
+    attention, convolution, elementwise, foreach, images, indexing, linalg, losses, nested, normalization, packages, products, quantization,
     random, recurrent, reductions, selection, shards, sorting, sparse,
 )  # fmt: skip
 

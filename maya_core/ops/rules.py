@@ -7,7 +7,7 @@ There are three kinds of rules, by what decides the result:
 - `@rule` is called every time, with the tensors on the emulated device. It is for results that depend on values, or that
   share memory in ways that metadata cannot express. It makes its outputs with ordinary torch calls, fills in values where
   it knows them, and records the kernel.
-- `@sparse_rule` and `@compressed_rule` are such rules for tensors of a sparse layout, COO and CSR.
+- `@sparse_rule`, `@compressed_rule` and `@nested_rule` are such rules for tensors of another layout: COO, CSR and nested.
 
 In addition, `@autocast_rule` says what autocast does to an op for which only a CUDA build of torch has a cast.
 """
@@ -29,6 +29,7 @@ _RULES: dict[str, Callable[..., Any]] = {}
 _DESCRIPTIONS: dict[str, Callable[..., Any]] = {}
 _SPARSE_RULES: dict[str, Callable[..., Any]] = {}
 _COMPRESSED_RULES: dict[str, Callable[..., Any]] = {}
+_NESTED_RULES: dict[str, Callable[..., Any]] = {}
 _AUTOCAST_RULES: dict[str, Callable[..., Any]] = {}
 
 _IN_USE: list[Rules] = []
@@ -76,6 +77,11 @@ def compressed_rule(*ops: str) -> _Register:
     return _registers(_COMPRESSED_RULES, ops)
 
 
+def nested_rule(*ops: str) -> _Register:
+    """Registers a rule for ops on strided nested tensors, like `sparse_rule`."""
+    return _registers(_NESTED_RULES, ops)
+
+
 def autocast_rule(*ops: str) -> _Register:
     """Registers a function that replaces the op under torch.autocast("cuda"). It gets the op's arguments and is differentiated as usual."""
     return _registers(_AUTOCAST_RULES, ops)
@@ -94,7 +100,20 @@ def without_autocast() -> AbstractContextManager[object]:
     return dispatcher.excluding("AutocastCPU", "AutocastCUDA")
 
 
-def _as_on_cpu(name: str) -> Callable[..., Any]:
+def as_on_cpu(name: str) -> Callable[..., Any]:
+    """The kernel of an op that has one implementation for CPU and CUDA, made of other ops only."""
+
+    def run(rules: Rules, *arguments: Any) -> Any:
+        op = dispatcher.overload(name)
+        schema = dispatcher.schema(op).arguments
+        positional = [a for a in schema if not a.kwarg_only]
+        options = dict(zip((a.name for a in schema if a.kwarg_only), arguments[len(positional) :], strict=True))
+        return op.redispatch(dispatcher.keys("CPU"), *arguments[: len(positional)], **options)
+
+    return run
+
+
+def _csr_as_on_cpu(name: str) -> Callable[..., Any]:
     """The kernel of an op on CSR tensors that has one implementation for CPU and CUDA, made of other ops."""
     op, key = dispatcher.overload(name), dispatcher.keys("SparseCsrCPU")
     return lambda *arguments, **options: op.redispatch(key, *arguments, **options)
@@ -132,7 +151,8 @@ class Rules:
             _library("Meta", _DESCRIPTIONS),
             _library("AutocastCUDA", _AUTOCAST_RULES),
             _library("SparseCUDA", {op: self._bind(function) for op, function in _SPARSE_RULES.items()}),
-            _library("SparseCsrCUDA", {f"aten::{op}": _as_on_cpu(op) for op in compressed_ops} | compressed),
+            _library("NestedTensorCUDA", {op: self._bind(function) for op, function in _NESTED_RULES.items()}),
+            _library("SparseCsrCUDA", {f"aten::{op}": _csr_as_on_cpu(op) for op in compressed_ops} | compressed),
         ]
 
     def close(self) -> None:
@@ -144,9 +164,12 @@ class Rules:
         self._libraries.clear()
 
     @staticmethod
-    def without_rule(sparse_ops: list[str]) -> list[str]:
-        """The sparse ops without a rule, which torch's own composition runs."""
-        return [op for op in sparse_ops if f"aten::{op}" not in _SPARSE_RULES]
+    def composed(sparse_ops: list[str], nested_ops: list[str]) -> tuple[list[str], list[str]]:
+        """Those of the ops without a rule, which torch's own composition runs."""
+        return (
+            [op for op in sparse_ops if f"aten::{op}" not in _SPARSE_RULES],
+            [op for op in nested_ops if f"aten::{op}" not in _NESTED_RULES],
+        )
 
     def _bind(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:

@@ -7,15 +7,13 @@ mostly known; where it is not, none are assumed to coincide.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from maya_core.hardware.platform import Platform
 from maya_core.ops.elementwise import one_kernel
 from maya_core.ops.lazy_torch import torch
 from maya_core.ops.registry import aten, op
-from maya_core.ops.rules import Rules, compressed_rule, no_rule_message, rule, sparse_rule
+from maya_core.ops.rules import Rules, as_on_cpu, compressed_rule, no_rule_message, rule, sparse_rule
 from maya_core.ops.work import Work
-from maya_core.torch_seam import dispatcher
 from maya_core.trace.call import Call
 
 # Ops with one implementation for CPU and CUDA, made of other ops only.
@@ -32,21 +30,8 @@ def over_elements(call: Call, platform: Platform) -> Work:
     return Work().launch(*one_kernel(None, call.inputs, call.results or call.inputs[:1]))
 
 
-def _as_on_cpu(name: str) -> Callable[..., Any]:
-    """The kernel of an op that has one implementation for CPU and CUDA, made of other ops only."""
-
-    def run(rules: Rules, *arguments: Any) -> Any:
-        op = dispatcher.overload(name)
-        schema = dispatcher.schema(op).arguments
-        positional = [a for a in schema if not a.kwarg_only]
-        options = dict(zip((a.name for a in schema if a.kwarg_only), arguments[len(positional) :], strict=True))
-        return op.redispatch(dispatcher.keys("CPU"), *arguments[: len(positional)], **options)
-
-    return run
-
-
 for _name in AS_ON_CPU:
-    rule(f"aten::{_name}")(_as_on_cpu(_name))
+    rule(f"aten::{_name}")(as_on_cpu(_name))
 
 
 def _coo(

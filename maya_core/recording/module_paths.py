@@ -49,7 +49,7 @@ class ModulePaths:
 
     def _name_tree(self, root: nn.Module) -> None:
         """Numbers a model. A module that runs and has no number yet is the root of one."""
-        name = type(original_module(root)).__name__  # torch.compile's wrapper gets the name of what it wraps
+        name = _class_name(original_module(root))  # torch.compile's wrapper gets the name of what it wraps
         for path, module in root.named_modules():
             self.native.number_module(module, len(self.names))
             path = path.removeprefix(ORIGINAL_MODULE).removeprefix(".")
@@ -57,3 +57,8 @@ class ModulePaths:
         # Called on nn.Module, because Megatron's DDP has an attribute of the same name.
         self.native.label(on_device(nn.Module.parameters(root)), Category.PARAMETERS)
         self.native.label(on_device(nn.Module.buffers(root)), Category.BUFFERS)
+
+
+def _class_name(module: nn.Module) -> str:
+    """The name of a module's class. A module of TorchScript was made from one that has a class of its own."""
+    return str(module.original_name if isinstance(module, torch.jit.ScriptModule) else type(module).__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import platform
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from maya_core.launch.rerun import OtherRanks, program_again
 from maya_core.launch.settings import ProcessSettings
 from maya_core.launch.world import World
 from maya_core.messages import Notes
-from maya_core.recording import checkpoints
+from maya_core.recording import checkpoints, close_values, torchscript
 from maya_core.recording.batches import BatchRecord
 from maya_core.recording.data_loading import DataLoadingRecord
 from maya_core.recording.evaluations import Evaluations
@@ -40,12 +41,13 @@ from maya_core.recording.steps import StepCounter
 from maya_core.recording.unknown_values import UnknownValues
 from maya_core.recording.unread_loaders import UnreadLoaders
 from maya_core.recording.workload import WorkloadRecord
-from maya_core.session import spawn
+from maya_core.session import children, spawn
 from maya_core.session.timing import ProgramTiming, collective_seconds
 from maya_core.torch_compile import TorchCompile
 from maya_core.trace.communication import Site
 from maya_core.trace.job import trace_path
-from maya_core.trace.rank import RankTrace, write_trace
+from maya_core.trace.processes import write_best
+from maya_core.trace.rank import RankTrace
 from maya_core.trace.schema import EVENT, EventKind, Phase
 from maya_core.version import __version__
 
@@ -67,7 +69,11 @@ class Emulation:
         node_gpus = settings.request.gpus_per_node
         self.device = EmulatedDevice(gpu, settings.gpus or 1, private, ProgramTiming(gpu).kernel_seconds, node_gpus)
         self.modules = ModulePaths(self.device.native)
-        self.link = Link(settings.coordinator, frozenset(settings.chosen)) if settings.coordinator else None
+        self.link = (
+            Link(settings.coordinator, frozenset(settings.chosen), at_once=not settings.inherited)
+            if settings.coordinator
+            else None
+        )
         if self.link is not None:
             self.link.on_waited = self.device.native.exclude_time
         request = settings.request
@@ -123,13 +129,21 @@ class Emulation:
         self.loaders.install(patches)
         self.device.rules.unknown = self.unknown
         self.unknown.install(patches)
+        close_values.install(patches, native)
+        self._finish_torchscript = torchscript.install(patches, self.notes.add)
         collectives_shim.install(native, self.exchange, self.link or LocalKeys(), self._join_world, patches)
         self.checkpoints = checkpoints.install(native, patches, self.skipped)
         self.compile = TorchCompile(self.device, plain_module_call, lambda: self.steps.under_way)
         if self.link is not None:
             spawn.install(self.link, lambda: self.settings, patches)
+            if self.owns_process:
+                children.install(self.link, self._only_starts_others, patches)
         self._keep_as_found()
         install_all(self)
+
+    def _only_starts_others(self) -> bool:
+        """So far. A process of torch.multiprocessing may be about to become a rank that others wait for."""
+        return self.rank is None and multiprocessing.parent_process() is None
 
     def _collective_ns(self, number: int) -> float:
         """The duration of a collective, for a program that times its GPU."""
@@ -241,6 +255,7 @@ class Emulation:
             self.notes.add(f"--step-at {self.settings.request.step_at}: the program did not come to that line.")
         for place in self.unknown.unused():
             self.notes.add(f"--assume {place}: the program read no unknown value there.")
+        self._finish_torchscript()
         hung = self.link.hung if self.link else ""
         if self.steps.enough and not self.evaluations.out_of_memory:
             ended = "stopped"
@@ -286,6 +301,7 @@ class Emulation:
             "outside_allocator_bytes": gpu.outside_bytes,
             "nccl_bytes": self.exchange.buffer_bytes,
             "rank": self.rank or 0,
+            "process": "rank" if self.rank is not None else "child" if self.settings.inherited else "program",
             "world_size": self.world_size,
             "ended": ended,
             "steps": len(self.steps.ends),
@@ -314,7 +330,7 @@ class Emulation:
         folder = self.settings.folder
         if folder is not None and (self.rank is not None or worked):
             folder.mkdir(parents=True, exist_ok=True)
-            write_trace(trace_path(folder, self.rank or 0), trace)
+            write_best(trace_path(folder, self.rank or 0), trace)
 
 
 def _with_marks(events: np.ndarray, ends: list[int], evaluation: tuple[list[int], np.ndarray], cut: bool) -> np.ndarray:

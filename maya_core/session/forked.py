@@ -98,7 +98,7 @@ def _begin_emulation() -> bool:
     if EmulatedDevice.current is None:
         _import_torch_anew()
         return False
-    process.in_this_process(ProcessSettings.model_validate_json(os.environ.pop(VARIABLE)))
+    process.in_this_process(ProcessSettings.model_validate_json(os.environ[VARIABLE]))
     return True
 
 

@@ -97,8 +97,11 @@ _this: EmulatedProcess | None = None
 
 def emulate_this_process() -> None:
     """Switches the emulation on for the rest of the process, with the settings in its environment."""
-    # A child that the program starts (a compiler, say) is not another rank, unless spawn.py makes it one.
-    in_this_process(ProcessSettings.model_validate_json(os.environ.pop(VARIABLE)))
+    from maya_core.session import children
+
+    settings = ProcessSettings.model_validate_json(os.environ[VARIABLE])
+    if not (settings.inherited and children.is_helper()):
+        in_this_process(children.settings_here(settings))
 
 
 def emulation_here() -> Emulation | None:
@@ -110,7 +113,9 @@ def in_this_process(settings: ProcessSettings) -> EmulatedProcess:
     """The emulation of this process: the one that is on, or a new one. A fork gets its own."""
     global _this
     from maya_core.errors import MayaError
+    from maya_core.session import children
 
+    children.pass_on(settings)
     if _this is not None and _this.owner == os.getpid():
         return _this
     if _this is not None:

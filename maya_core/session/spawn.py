@@ -15,8 +15,10 @@ import torch.multiprocessing as torch_mp
 from maya_core.launch.link import Link
 from maya_core.launch.ranks import RankLauncher, RankLoop
 from maya_core.launch.settings import VARIABLE, ProcessSettings
+from maya_core.messages import say
 from maya_core.patches import Patches
-from maya_core.torch_seam.distributed import START_PROCESSES, TORCHRUN
+from maya_core.session.children import not_passed_on
+from maya_core.torch_seam.distributed import RECORD, START_PROCESSES, TORCHRUN, TORCHRUN_FILE
 
 
 def install(link: Link, settings: Callable[[], ProcessSettings], patches: Patches) -> None:
@@ -27,23 +29,32 @@ def install(link: Link, settings: Callable[[], ProcessSettings], patches: Patche
     start_processes = functools.partial(_start_needed, torch_mp.start_processes, link)
     for each in START_PROCESSES:
         each.replace(patches, start_processes)
-    TORCHRUN.replace(patches, functools.partial(_run_torchrun, link, settings))
+    run = functools.partial(_run_torchrun, link, settings)
+    TORCHRUN.replace(patches, run)
+    RECORD.wrap(patches, functools.partial(_replacing_run, run))
 
 
 def _emulating_children(original: Callable[..., None], settings: Callable[[], ProcessSettings]) -> Callable[..., None]:
     @functools.wraps(original)
     def start(self: Any) -> None:
-        if self.daemon:  # a data loader's worker, or a helper
+        if self.daemon and _loads_data(self._target):
+            with not_passed_on():
+                return original(self)
+        if self.daemon:  # a helper, which sees the GPU
             return original(self)
-        child = settings().model_copy(update={"rank": None})
+        child = settings().model_copy(update={"rank": None, "inherited": False})
         self._target = EmulatedTarget(self._target, child)
-        os.environ[VARIABLE] = child.model_dump_json()
-        try:
+        with not_passed_on():
+            os.environ[VARIABLE] = child.model_dump_json()
             original(self)
-        finally:
-            os.environ.pop(VARIABLE, None)
+        return None
 
     return start
+
+
+def _loads_data(target: Any) -> bool:
+    """Whether a process is a worker of torch's data loader, which uses no GPU."""
+    return str(getattr(target, "__module__", "")).startswith("torch.utils.data.")
 
 
 class EmulatedTarget:
@@ -159,8 +170,25 @@ def _start_needed(
     return None
 
 
+def _replacing_run(run: Callable[[Any], None], record: Callable[..., Any]) -> Callable[..., Any]:
+    """`python -m torch.distributed.run` runs that module under another name. Its `main` is decorated by this function when `run` exists there."""
+
+    @functools.wraps(record)
+    def decorate(function: Any, *args: Any, **kwargs: Any) -> Any:
+        module = getattr(function, "__globals__", {})
+        file = getattr(module.get("__spec__"), "origin", None) or module.get("__file__")
+        if module.get("__name__") == "__main__" and file == TORCHRUN_FILE and TORCHRUN.name in module:
+            module[TORCHRUN.name] = run
+        return record(function, *args, **kwargs)
+
+    return decorate
+
+
 def _run_torchrun(link: Link, settings: Callable[[], ProcessSettings], args: Any) -> None:
     from maya_core.launch import torchrun
 
+    if not link.first_job():
+        say(f"a run has one job, so the ranks of this one are not started: {args.training_script}")
+        return
     if code := torchrun.launch(args, RankLauncher(link, settings())):
         raise SystemExit(code)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -27,13 +26,15 @@ from maya_core.torch_seam import compile as seam
 from maya_core.torch_seam import cuda as cuda_seam
 from maya_core.torch_seam.version import TRITON, installed
 
+THREADS = 1  # compilation stays in this process, because inductor's workers do not have the emulated device
+
 
 def settings() -> dict[str, dict[str, Any]]:
     """Settings of dynamo and inductor for the time of the emulation."""
     return {
-        # Compilation stays in one process, because workers would not have the emulated device; caches must not contain compiled kernels.
+        # Caches must not contain compiled kernels.
         "inductor": {
-            "compile_threads": 1,
+            "compile_threads": THREADS,
             seam.static_launcher_setting(): False,
             "bundle_triton_into_fx_graph_cache": False,
         },
@@ -52,6 +53,7 @@ class TorchCompile:
         for config, values in settings().items():
             patches.when_imported(seam.CONFIGS[config], self._settings(device, values))
         patches.when_imported(seam.ENTRY, self._check_triton)
+        seam.COMPILE_THREADS.replace(patches, lambda: THREADS)  # also if the program sets another number
         cuda_seam.EMPTY_STRIDED.replace(patches, empty_strided_cuda)
         self.record = CompileRecord(step, patches)
         driver.install(device.gpu, patches)
@@ -70,9 +72,7 @@ class TorchCompile:
     def _settings(device: EmulatedDevice, values: dict[str, Any]) -> Any:
         def settle(config: Any) -> None:
             for name, value in values.items():
-                before = getattr(config, name)
-                setattr(config, name, value)
-                device.patches.on_undo(functools.partial(setattr, config, name, before))
+                seam.set_in_all_threads(device.patches, config, name, value)
 
         return settle
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -54,6 +55,7 @@ FURTHER_TUNING = (
 )
 CREATE_BLOCK_MASK = Name("torch.nn.attention.flex_attention", "create_block_mask")
 CONFIGS = {"inductor": "torch._inductor.config", "dynamo": "torch._dynamo.config"}
+COMPILE_THREADS = Name("torch._inductor.async_compile", "get_compile_threads")
 DYNAMO = "torch._dynamo"
 ENTRY = "torch._inductor.compile_fx"  # imported when inductor compiles for the first time
 
@@ -78,6 +80,19 @@ NAMES = (*BENCHMARKS, *SHOULD_PAD, *BENCHMARK_CHOICES, *FURTHER_TUNING)  # of th
 def static_launcher_setting() -> str:
     """The setting of inductor with which compiled kernels are launched without Triton."""
     return "use_static_cuda_launcher" if installed().version < (2, 11) else "use_static_triton_launcher"
+
+
+def set_in_all_threads(patches: Patches, config: Any, name: str, value: Any) -> None:
+    """Changes a setting of dynamo or inductor. What is assigned to it counts in the thread that assigns it only; other threads, such as
+    autograd's, see the default."""
+    before = getattr(config, name)
+    entry = config._config[name]
+    while getattr(entry, "alias", None) is not None:  # the full name of another setting
+        module, _, other = entry.alias.rpartition(".")
+        entry = importlib.import_module(module)._config[other]
+    patches.set(entry, "default", value)
+    setattr(config, name, value)
+    patches.on_undo(functools.partial(setattr, config, name, before))
 
 
 def size_hint(size: Any) -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from maya_core.torch_seam.names import Name
 
@@ -50,6 +53,8 @@ CHUNK_WITH_EMPTY = Name("torch.distributed.fsdp._fully_shard._fsdp_param", "_chu
 
 # ---- launchers ----
 TORCHRUN = Name("torch.distributed.run", "run")
+TORCHRUN_FILE = str(Path(torch.__path__[0], "distributed", "run.py"))
+RECORD = Name("torch.distributed.elastic.multiprocessing.errors", "record")  # decorates `main` of that file
 START_PROCESSES = tuple(
     Name(owner, "start_processes") for owner in ("torch.multiprocessing", "torch.multiprocessing.spawn")
 )

@@ -72,7 +72,7 @@ def test_every_message_of_the_protocol_has_a_handler(coordinator: Coordinator) -
         and issubclass(each, protocol.Message)
         and each not in (protocol.Message, protocol.Notice)
     }
-    assert len(messages) == 18
+    assert len(messages) == 19
     assert set(coordinator._handlers) == messages
 
 

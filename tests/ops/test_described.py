@@ -13,9 +13,9 @@ from maya_core.trace.call import Call
 NOT_DESCRIBED = {
     "_convert_weight_to_int4pack", "_cslt_compress", "_cslt_sparse_mm", "_cslt_sparse_mm_search", "_cudnn_rnn_flatten_weight",
     "_efficientzerotensor", "_fill_mem_eff_dropout_mask_", "_fused_sdp_choice",
-    "_jagged_to_padded_dense_forward", "_make_per_channel_quantized_tensor", "_make_per_tensor_quantized_tensor",
-    "_mixed_dtypes_linear", "_native_multi_head_attention", "_nested_compute_contiguous_strides_offsets", "_nested_from_padded",
-    "_nested_tensor_from_mask", "_nested_view_from_buffer", "_padded_dense_to_jagged_forward", "_reshape_alias", "_segment_reduce_backward", "_sparse_semi_structured_addmm", "_sparse_semi_structured_apply",
+    "_make_per_channel_quantized_tensor", "_make_per_tensor_quantized_tensor",
+    "_mixed_dtypes_linear", "_native_multi_head_attention", "_nested_compute_contiguous_strides_offsets",
+    "_nested_tensor_from_mask", "_nested_view_from_buffer", "_reshape_alias", "_segment_reduce_backward", "_sparse_semi_structured_addmm", "_sparse_semi_structured_apply",
     "_sparse_semi_structured_apply_dense", "_sparse_semi_structured_linear", "_sparse_semi_structured_mm",
     "_sparse_semi_structured_tile", "_to_sparse", "_to_sparse_bsc", "_to_sparse_bsr", "_to_sparse_csc", "_to_sparse_csr",
     "_to_sparse_semi_structured", "_transformer_encoder_layer_fwd", "_triton_multi_head_attention", "_triton_scaled_dot_attention",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,11 +18,14 @@ from maya_core.hardware.catalog import find_gpu
 from maya_core.hardware.platform import Platform
 from maya_core.ops.plan import kernels_of
 from maya_core.report.prediction import Prediction
+from maya_core.torch_compile.install import settings
 from maya_core.trace.rank import RankTrace, read_trace
 from maya_core.trace.schema import EventKind
 from maya_core.trace.triton_kernel import TritonKernel
 
 pytestmark = pytest.mark.slow
+
+SETTINGS = settings()["inductor"]
 
 
 class Layer(nn.Module):
@@ -240,3 +244,52 @@ def test_a_block_mask_of_indices_is_known() -> None:
     narrow, causal = seconds(256), seconds(4096)
     assert causal > 2 * narrow
     assert sys.modules["torch.nn.attention.flex_attention"].create_block_mask is create_block_mask
+
+
+def test_a_function_that_is_first_compiled_inside_backward() -> None:
+    """Hooks run in autograd's own thread, where settings that another thread has assigned do not count. A program may also assign its own."""
+    compiled_in = []
+
+    def update(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        parameter.sub_(0.1 * gradient / gradient.abs().amax(-1, keepdim=True).clamp(1e-12))
+
+    def hook(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        compiled_in.append((threading.current_thread(), AsyncCompile.use_process_pool()))
+        compiled_update(parameter.detach(), parameter.grad)
+        parameter.grad = None
+
+    with maya_core.emulate("h100", steps=2) as job:
+        from torch._inductor import config
+        from torch._inductor.async_compile import AsyncCompile
+
+        config.compile_threads = 4
+        compiled_update = torch.compile(update, fullgraph=True)
+        model = nn.Linear(768, 640, device="cuda")
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(hook)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(2):
+            model(torch.randn(64, 768, device="cuda")).sum().backward()
+            optimizer.step()
+    assert job.trace is not None
+    assert len(kernels(job.trace)) >= 2
+    assert compiled_in and all(
+        thread is not threading.main_thread() and not with_workers for thread, with_workers in compiled_in
+    )
+
+
+def test_settings_of_the_emulation_count_in_every_thread_and_are_restored() -> None:
+    from torch._inductor import config
+
+    def seen() -> list[object]:
+        found: list[object] = []
+        thread = threading.Thread(target=lambda: found.extend(getattr(config, name) for name in SETTINGS))
+        thread.start()
+        thread.join()
+        return found
+
+    before = seen()
+    with maya_core.emulate("h100"):
+        assert seen() == list(SETTINGS.values())
+    assert seen() == before

@@ -12,11 +12,11 @@ import pytest
 
 from maya_core.patches import MissingName
 from maya_core.torch_seam import compile as compiling
-from maya_core.torch_seam import cuda, distributed, names, native_kernels, training
+from maya_core.torch_seam import cuda, distributed, multiprocessing, names, native_kernels, torchscript, training
 from maya_core.torch_seam.version import TRITON, installed
 from maya_core.version import PACKAGE
 
-MODULES = (cuda, compiling, distributed, native_kernels, training)
+MODULES = (cuda, compiling, distributed, multiprocessing, native_kernels, torchscript, training)
 NAMES = {
     str(name): name
     for name in [*names.names_of(*MODULES).values(), *(one for m in MODULES for one in getattr(m, "NAMES", ()))]

@@ -140,6 +140,9 @@ bool has_sizes(const at::Tensor& tensor) {
 int64_t choose_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                          const std::optional<at::Tensor>& mask, double dropout, bool is_causal, std::optional<double>,
                          bool enable_gqa) {
+  // In training, ATen runs no fused attention on strided nested tensors. For inference it may; here that is counted as
+  // made of other ops, too.
+  if (query.is_nested() && query.layout() == at::kStrided) return int64_t(SDPBackend::math);
   const int64_t backend = int64_t(chosen({query, key, value, mask, dropout, is_causal, enable_gqa}));
   // Noted so that it can be found out later whether another GPU would choose another kernel.
   if (has_sizes(query) && has_sizes(key) && has_sizes(value) && (!mask || has_sizes(*mask)))

@@ -359,6 +359,8 @@ bool watched(const py::object& watcher, PyObject* module, PyObject* args, PyObje
 
 PyObject* call_module(PyObject*, PyObject* args, PyObject* kwargs) {
   auto& known = module_numbers();
+  // torch.jit.trace makes a module that is called afterwards in this one's place.
+  if (torch_abi::tracing()) return PyObject_Call(known.original.ptr(), args, kwargs);
   PyObject* module = PyTuple_GET_ITEM(args, 0);
   auto found = known.numbers.find(module);
   if (found == known.numbers.end()) {
@@ -402,10 +404,10 @@ py::object current_stream_data(int device, c10::StreamId stream) {
 void bind_installation(py::module_& m) {
   m.def("install",
         [](const py::dict& wanted, const std::vector<std::string>& cuda_ops, const std::vector<std::string>& sparse_ops,
-           py::object planner, py::dict rules, py::object no_rule) {
+           const std::vector<std::string>& nested_ops, py::object planner, py::dict rules, py::object no_rule) {
           set_python_side(std::make_unique<Side>(planner, rules, no_rule));
           try {
-            install(config_from(wanted), cuda_ops, sparse_ops);
+            install(config_from(wanted), {cuda_ops, sparse_ops, nested_ops});
             // Otherwise torch calls its _lazy_init only once per process.
             torch::utils::set_requires_device_init(c10::DeviceType::CUDA, true);
           } catch (...) {
@@ -413,6 +415,8 @@ void bind_installation(py::module_& m) {
             throw;
           }
         });
+  // Makes torch ask its Python side before the next use of the device, which refuses it in a fork.
+  m.def("require_initialization", [] { torch::utils::set_requires_device_init(c10::DeviceType::CUDA, true); });
   m.def("uninstall", [] {
     uninstall();
     set_python_side(nullptr);

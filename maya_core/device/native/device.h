@@ -30,7 +30,12 @@ struct DeviceConfig {
   int64_t cuda_version = 0;
 };
 const DeviceConfig& config();
-void install(DeviceConfig config, const std::vector<std::string>& cuda_ops, const std::vector<std::string>& sparse_ops);
+// The ops of ATen that get a kernel here.
+struct OpNames {
+  std::vector<std::string> cuda;            // with a CUDA kernel in a CUDA build
+  std::vector<std::string> sparse, nested;  // of these layouts, with one implementation for CPU and CUDA
+};
+void install(DeviceConfig config, const OpNames& ops);
 void grow(int count);  // the number of GPUs, while installed; it never shrinks
 void uninstall();
 bool installed();

@@ -441,6 +441,7 @@ struct Kernel final : c10::OperatorKernel {
   std::string name;
   ValueTraits traits;
   bool python_rule = false, numbers_matter = true, takes_masks = false, puts_by_index = false, copies_lists = false;
+  bool traced_in_parts = false;
   Entries entries;
 
   void prepare(const c10::OperatorHandle& op) {
@@ -450,6 +451,7 @@ struct Kernel final : c10::OperatorKernel {
     const std::string& base = op.schema().name();
     puts_by_index = base == "aten::_index_put_impl_";
     copies_lists = name == "aten::_foreach_copy_";
+    traced_in_parts = name == "aten::convolution";
     takes_masks = puts_by_index || name == "aten::index.Tensor" || name == "aten::index.Tensor_out";
     numbers_matter = !(op.hasTag(at::Tag::pointwise) || base.starts_with("aten::_foreach") ||
                        base.starts_with("aten::_fused_") || base.ends_with("_"));
@@ -457,6 +459,9 @@ struct Kernel final : c10::OperatorKernel {
 
   void operator()(const c10::OperatorHandle& op, DispatchKeySet, Stack* stack) {
     std::call_once(prepared, [&] { prepare(op); });
+    // torch.jit.trace does not take this op into its program, but what torch's own composition of it calls.
+    if (traced_in_parts && torch_abi::tracing()) return op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), stack);
+    const torch_abi::Untraced untraced;
     if (python_rule) {
       const OwnTime in_python;
       return python->call_rule(name, op.schema(), stack);
@@ -536,10 +541,11 @@ struct MetadataKernel final : c10::OperatorKernel {
     op.redispatchBoxed(DispatchKeySet(DispatchKey::CPU), stack);
   }
 };
-// Sparse ops whose implementation is one function for CPU and CUDA, built from dense ops.
-struct SparseKernel final : c10::OperatorKernel {
+// Ops of other layouts whose implementation is one function for CPU and CUDA, built from dense ops.
+template <DispatchKey OnCPU>
+struct ComposedKernel final : c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& op, DispatchKeySet, Stack* stack) {
-    op.redispatchBoxed(DispatchKeySet(DispatchKey::SparseCPU), stack);
+    op.redispatchBoxed(DispatchKeySet(OnCPU), stack);
   }
 };
 
@@ -604,20 +610,23 @@ std::vector<std::string> setting_names() {
 void set_default_settings(uint64_t bits) { default_settings = bits; }
 int64_t distinct_calls() { return distinct_count; }
 
-void register_kernels(const std::vector<std::string>& cuda_ops, const std::vector<std::string>& sparse_ops) {
+void register_kernels(const OpNames& ops) {
   QuietWarnings quiet;
   c10::WarningUtils::WarningHandlerGuard guard(&quiet);
   auto& aten = library("aten", DispatchKey::CUDA);
   const auto by_hand = register_handwritten_kernels(aten);
-  for (const auto& name : cuda_ops) {
+  for (const auto& name : ops.cuda) {
     auto op = find_op("aten::" + name);
     if (!op || by_hand.count(name)) continue;
     aten.impl(name.c_str(), returns_view(op->schema()) ? boxed<MetadataKernel>() : boxed<Kernel>());
   }
   library("_", DispatchKey::CUDA).fallback(boxed<Fallback>());
   auto& sparse = library("aten", DispatchKey::SparseCUDA);
-  for (const auto& name : sparse_ops)
-    if (find_op("aten::" + name)) sparse.impl(name.c_str(), boxed<SparseKernel>());
+  for (const auto& name : ops.sparse)
+    if (find_op("aten::" + name)) sparse.impl(name.c_str(), boxed<ComposedKernel<DispatchKey::SparseCPU>>());
+  auto& nested = library("aten", DispatchKey::NestedTensorCUDA);
+  for (const auto& name : ops.nested)
+    if (find_op("aten::" + name)) nested.impl(name.c_str(), boxed<ComposedKernel<DispatchKey::NestedTensorCPU>>());
 }
 
 void unregister_kernels() {

@@ -28,7 +28,7 @@ struct Plan {
   std::vector<std::pair<int64_t, int64_t>> program;  // (Step, bytes or index) in the order the kernel allocates
 };
 
-void register_kernels(const std::vector<std::string>& cuda_ops, const std::vector<std::string>& sparse_ops);
+void register_kernels(const OpNames& ops);
 void unregister_kernels();
 
 // What Python does for a new call and for ops with a Python rule; set by bindings.cpp.

@@ -307,8 +307,7 @@ void grow(int count) {
   the_config.count = int(allocators.size());
 }
 
-void install(DeviceConfig wanted, const std::vector<std::string>& cuda_ops,
-             const std::vector<std::string>& sparse_ops) {
+void install(DeviceConfig wanted, const OpNames& ops) {
   TORCH_CHECK(!is_installed, "the emulated device is installed already");
   the_settings = parse_allocator_settings(wanted.allocator_conf);
   forget_samples();
@@ -321,7 +320,7 @@ void install(DeviceConfig wanted, const std::vector<std::string>& cuda_ops,
   c10::SetAllocator(c10::DeviceType::CUDA, device_allocator(), 100);
   static auto* hooks = new Hooks;
   before.hooks = torch_abi::exchange_hooks(torch_abi::vtable_of(*hooks));
-  register_kernels(cuda_ops, sparse_ops);
+  register_kernels(ops);
   is_installed = true;
 }
 

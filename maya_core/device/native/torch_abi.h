@@ -3,12 +3,15 @@
 // part says which versions it was checked on; `make test-torch TORCH=...` checks them again.
 #pragma once
 #include <ATen/Context.h>
+#include <ATen/TracerMode.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/native/DispatchStub.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/jit/frontend/tracer.h>
 
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -68,6 +71,32 @@ inline void start_engine_threads(int devices) {
   (engine.*private_member(std::integral_constant<int, 1>{})).store(0);
   (engine.*private_member(std::integral_constant<int, 2>{}))();
 }
+
+// ---- torch.jit.trace; checked on 2.10 to 2.15 ----
+// While it traces, sizes are tensors in Python, and what is done with tensors becomes part of the traced program. What
+// Maya does itself must not. The state is exchanged in its place, because setTracingState refuses to be called where
+// the dispatcher excludes the tracer, as it does below most kernels.
+inline bool tracing() { return torch::jit::tracer::isTracing(); }
+
+class Untraced {
+ public:
+  Untraced() {
+    if (!tracing()) return;
+    below_.emplace();
+    std::swap(state(), kept_);
+  }
+  ~Untraced() {
+    if (kept_) std::swap(state(), kept_);
+  }
+  Untraced(const Untraced&) = delete;
+  Untraced& operator=(const Untraced&) = delete;
+
+ private:
+  using State = std::shared_ptr<torch::jit::tracer::TracingState>;
+  static State& state() { return const_cast<State&>(torch::jit::tracer::getTracingState()); }
+  State kept_;
+  std::optional<at::tracer::impl::NoTracerDispatchMode> below_;
+};
 
 // ---- TF32 in cuDNN ----
 // Until 2.12 the default of convolutions is TF32 itself. Since 2.13 it is a value of its own, which means TF32, too.

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from maya_core.device.shim import comm, graphs, memory, nvml, streams, tensors, timers
+from maya_core.device.shim import comm, graphs, ipc, memory, nvml, streams, tensors, timers
 from maya_core.device.shim.memory import allocator_conf as allocator_conf
 from maya_core.hardware.catalog import Gpu
 from maya_core.patches import Patches
@@ -150,6 +150,7 @@ def install(
     graphs.install(native, patches)
     tensors.install(native, patches)
     comm.install(patches)
+    ipc.install(native, patches)
     nvml.install(native, gpu, patches, private)
     patches.on_undo(seam.forget_fake_results)
 
@@ -170,7 +171,12 @@ def _install_runtime(native: ModuleType, patches: Patches, count: Callable[[], i
         first.join()
         native.start_engine_threads()
         seam.DEFAULT_GENERATORS.replace(patches, generators(native))
-        os.register_at_fork(after_in_child=lambda: forked.update(in_child_of_user=True))
+        os.register_at_fork(after_in_child=after_fork)
+
+    def after_fork() -> None:
+        forked.update(in_child_of_user=True)
+        if native.installed():
+            native.require_initialization()
 
     def in_bad_fork() -> bool:
         return forked["in_child_of_user"]
