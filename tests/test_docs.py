@@ -39,7 +39,7 @@ def test_every_field_of_a_prediction_is_on_its_page() -> None:
     page = built("prediction")
     tables = {"Prediction": (page.split("\n## ")[0], SCHEMA["properties"])}
     tables |= {name: (section(page, name), part["properties"]) for name, part in PARTS.items()}
-    assert len(tables) == 25
+    assert len(tables) == 26
     for name, (text, properties) in tables.items():
         rows = re.findall(r"^\| `(\w+)` \| (.+?) \| .*? \| (.+) \|$", text, re.MULTILINE)
         assert [row[0] for row in rows] == list(properties), name
@@ -68,7 +68,7 @@ def test_types_and_units(name: str, field: str, kind: str, shown_unit: str) -> N
 
 
 def test_every_number_that_is_no_count_has_a_unit() -> None:
-    counts = {"samples_per_step", "tokens_per_step"}
+    counts = {"samples_per_step", "tokens_per_step", "batches_per_step"}
     for name, part in {"Prediction": SCHEMA, **PARTS}.items():
         for field, content in part["properties"].items():
             if "'number'" in str(content) and field not in counts:

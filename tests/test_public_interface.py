@@ -21,7 +21,7 @@ from maya_core.report.prediction import VERSION, Prediction
 FIELDS = Path(__file__).with_name("public_fields.json")
 
 COMMANDS = {
-    "run": "assume attention burst gpu gpus-per-node hardware host html json mlflow mlflow-experiment network node nodes out pair "
+    "run": "assume attention burst gpu gpus-per-node hardware host html json keep-files mlflow mlflow-experiment name network node nodes out pair "
     "price-per-gpu-hour profile ranks samples-per-step step-at steps tokens-per-step",
     "report": "attention burst hardware host html json memory-snapshot network price-per-gpu-hour profile rank samples-per-step timeline "
     "tokens-per-step",
@@ -30,6 +30,7 @@ COMMANDS = {
     "kernels": "burst gpu rank top",
     "gpus": "hardware json networks nodes",
     "doctor": "json",
+    "runs": "json keep",
     "help": "",
     "search": "batch budget cache deadline executor hardware memory-margin mlflow mlflow-experiment objective profile prune ray-address "
     "sampler samples seed study tokens trials workers",

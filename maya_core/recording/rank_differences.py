@@ -18,7 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from maya_core.recording.value_uses import ENDS, NUMBERS, SIZES, Source, called, only_notes, source_of, statements_after
+from maya_core.recording.value_uses import (
+    ENDS,
+    NUMBERS,
+    SIZES,
+    ProgramSource,
+    called,
+    only_notes,
+    source_of,
+    statements_after,
+)
 
 UNKNOWN: Any = object()  # of an expression that depends on other things
 MOST_CLASSES = 8  # of ranks that are emulated because of what was found
@@ -108,7 +117,7 @@ def program_files() -> list[str]:
 class _Reader:
     """The expressions of one file that tell ranks apart."""
 
-    def __init__(self, source: Source, world_size: int, ranks_per_node: int, is_main: bool) -> None:
+    def __init__(self, source: ProgramSource, world_size: int, ranks_per_node: int, is_main: bool) -> None:
         self.source = source
         self.is_main = is_main
         self.ranks = np.arange(world_size)

@@ -302,7 +302,7 @@ def _uses(frames: tuple[Place, ...]) -> ValueUses:
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class ProgramSource:
     file: str
     tree: ast.Module
     parents: dict[ast.AST, ast.AST]
@@ -320,7 +320,7 @@ class Source:
 
 
 @lru_cache(maxsize=64)
-def source_of(file: str) -> Source | None:
+def source_of(file: str) -> ProgramSource | None:
     text = "".join(linecache.getlines(file))
     if not text:
         return None
@@ -334,7 +334,7 @@ def source_of(file: str) -> Source | None:
         if isinstance(node, ast.expr) and node.end_lineno is not None and node.end_col_offset is not None:
             where = (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)
             by_position.setdefault(where, []).append(node)
-    return Source(file, tree, parents, by_position)
+    return ProgramSource(file, tree, parents, by_position)
 
 
 def _instruction(code: CodeType, offset: int) -> str:
@@ -349,7 +349,7 @@ def _tests(instruction: str) -> bool:
 _BETWEEN = ("CACHE", "NOP", "COPY", "EXTENDED_ARG")  # instructions that compute nothing
 
 
-def _expression(source: Source, place: Place) -> ast.expr | None:
+def _expression(source: ProgramSource, place: Place) -> ast.expr | None:
     """The expression that the frame is computing."""
     code, offset = place
     if hasattr(code, "co_positions"):
@@ -368,7 +368,7 @@ def _expression(source: Source, place: Place) -> ast.expr | None:
     return _likely(source, line)
 
 
-def _likely(source: Source, line: int | None) -> ast.expr | None:
+def _likely(source: ProgramSource, line: int | None) -> ast.expr | None:
     """Python 3.10 knows only the line: the test of a statement there, or the first call that may read a value."""
     here = [node for node in ast.walk(source.tree) if getattr(node, "lineno", None) == line]
     calls = [node for node in here if isinstance(node, ast.Call) and _name(node.func) in NUMBERS | SIZES]
@@ -422,21 +422,21 @@ class _Search:
         elif not isinstance(node, ast.Call) or not read or _name(node.func) in NUMBERS or self._is_test(source, node):
             self._value(source, node, number)
 
-    def _note(self, kind: Kind, source: Source, node: ast.AST, leaves_loop: bool = False) -> None:
+    def _note(self, kind: Kind, source: ProgramSource, node: ast.AST, leaves_loop: bool = False) -> None:
         self.uses.found.append(ValueUse(kind, source.file, getattr(node, "lineno", 0), leaves_loop))
 
     @staticmethod
-    def _is_test(source: Source, node: ast.expr) -> bool:
+    def _is_test(source: ProgramSource, node: ast.expr) -> bool:
         """Whether a call's result is tested at once, as in `if torch.equal(a, b)`."""
         parent = source.parents.get(node)
         return isinstance(parent, ast.If | ast.While | ast.Assert | ast.IfExp | ast.BoolOp | ast.UnaryOp | ast.Compare)
 
-    def _subscript(self, source: Source, node: ast.expr) -> None:
+    def _subscript(self, source: ProgramSource, node: ast.expr) -> None:
         if isinstance(node, ast.Subscript) and any(isinstance(each, ast.Slice) for each in ast.walk(node.slice)):
             self._note("size", source, node)
 
     # ---- values ----
-    def _value(self, source: Source, node: ast.expr, frame: int) -> None:
+    def _value(self, source: ProgramSource, node: ast.expr, frame: int) -> None:
         """Follows the value of an expression to where it is used."""
         if id(node) in self.seen:
             return
@@ -480,7 +480,7 @@ class _Search:
             elif isinstance(call := source.parents.get(parent), ast.Call) and call.func is parent:
                 self._note("branch", source, node)  # experts[number](x)
 
-    def _comprehension(self, source: Source, part: ast.comprehension, node: ast.expr, frame: int) -> None:
+    def _comprehension(self, source: ProgramSource, part: ast.comprehension, node: ast.expr, frame: int) -> None:
         whole = source.parents[part]
         assert isinstance(whole, ast.expr)
         if node not in part.ifs:  # it runs over unknown numbers; how many there are is known
@@ -494,7 +494,7 @@ class _Search:
             self.filtered = True
             self._value(source, whole, frame)
 
-    def _argument(self, source: Source, call: ast.Call, node: ast.expr, frame: int) -> None:
+    def _argument(self, source: ProgramSource, call: ast.Call, node: ast.expr, frame: int) -> None:
         name = _name(call.func)
         if node is call.func:
             if not isinstance(node, ast.Attribute) or name in NUMBERS:
@@ -508,7 +508,7 @@ class _Search:
         elif name in NUMBERS or (name == "len" and self.filtered):
             self._value(source, call, frame)
 
-    def _target(self, source: Source, target: ast.expr, frame: int, within: ast.AST | None = None) -> None:
+    def _target(self, source: ProgramSource, target: ast.expr, frame: int, within: ast.AST | None = None) -> None:
         """Follows a name, an attribute or an entry to all its uses in the same function, or within one expression."""
         if isinstance(target, ast.Tuple | ast.List):
             for each in target.elts:
@@ -523,7 +523,7 @@ class _Search:
                 self._value(source, node, frame)
 
     # ---- tests ----
-    def _test(self, source: Source, node: ast.expr, frame: int) -> None:
+    def _test(self, source: ProgramSource, node: ast.expr, frame: int) -> None:
         """Decides what depends on a test, of which the expression is a part."""
         negated, outer = False, node
         for parent in source.above(node):
@@ -555,7 +555,7 @@ class _Search:
         if self.uses.ending is None and not self.compared:
             self.uses.ending = outcome
 
-    def _branch(self, source: Source, branch: ast.If, negated: bool, frame: int) -> None:
+    def _branch(self, source: ProgramSource, branch: ast.If, negated: bool, frame: int) -> None:
         if _ends_program(branch.body):
             return self._healthy(negated)
         if branch.orelse and _ends_program(branch.orelse):
@@ -587,7 +587,7 @@ def _ends_program(body: list[ast.stmt]) -> bool:
     return ends and not (before.works or before.leaves_loop)
 
 
-def statements_after(source: Source, statement: ast.stmt) -> list[ast.stmt]:
+def statements_after(source: ProgramSource, statement: ast.stmt) -> list[ast.stmt]:
     """The statements of the function that follow a statement."""
     after: list[ast.stmt] = []
     node: ast.AST = statement

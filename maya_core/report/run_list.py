@@ -19,7 +19,7 @@ from maya_core.trace.job import PREDICTION
 from maya_core.trace.run_folder import State, read_about, runs_in, state_of
 
 
-class Row(BaseModel):
+class ListedRun(BaseModel):
     """A run. Figures are None if there is no prediction."""
 
     name: str
@@ -35,15 +35,15 @@ class Row(BaseModel):
     verdict: str = ""
 
 
-def rows(out: Path) -> list[Row]:
+def rows(out: Path) -> list[ListedRun]:
     return [_row(folder) for folder in runs_in(out)]
 
 
-def _row(folder: Path) -> Row:
+def _row(folder: Path) -> ListedRun:
     about = read_about(folder)
     assert about is not None
     state = state_of(folder)
-    row = Row(
+    row = ListedRun(
         name=folder.name,
         folder=folder,
         started=about.started,
@@ -93,7 +93,7 @@ def _verdict(prediction: Prediction) -> str:
     return "fits"
 
 
-def table(found: list[Row]) -> Table:
+def table(found: list[ListedRun]) -> Table:
     shown = plain_table("", "run", "started", "command", ">GPUs", ">step", ">memory", "")
     shown.columns[0].no_wrap = True  # a name must stay one word when it is copied
     for row in found:

@@ -179,3 +179,57 @@ def test_closures_of_lbfgs_are_one_step() -> None:
             optimizer.step(closure)
 
     assert emulated(program, steps=3).trace.steps == 3
+
+
+def test_a_step_in_a_cuda_graph_is_counted_when_it_is_replayed() -> None:
+    """The pattern of torch's own documentation: warm up on a side stream, capture the whole step, replay it."""
+
+    def train(job: maya_core.EmulatedBlock) -> None:
+        model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(20)]).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        x = torch.randn(64, 64, device="cuda")
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                optimizer.zero_grad(set_to_none=True)
+                model(x).mean().backward()
+                optimizer.step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        optimizer.zero_grad(set_to_none=True)
+        with torch.cuda.graph(graph):
+            model(x).mean().backward()
+            optimizer.step()
+        for _ in range(50):
+            x.copy_(torch.randn(64, 64))
+            graph.replay()
+
+    with maya_core.emulate("h100", steps=3) as job:
+        train(job)
+    with maya_core.emulate("h100") as every:
+        train(every)
+    assert job.prediction.trace.steps == 3 and every.prediction.trace.steps == 50
+    assert job.prediction.step_time_s == pytest.approx(every.prediction.step_time_s, rel=1e-6)
+    with maya_core.emulate("h100", steps=3) as eager:
+        model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(20)]).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        while True:
+            model(torch.randn(64, 64, device="cuda")).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert job.prediction.step_time_s < 0.7 * eager.prediction.step_time_s  # the host launches one graph
+
+
+def test_a_program_that_captures_only_its_model_counts_eager_steps() -> None:
+    with maya_core.emulate("h100", steps=3) as job:
+        model = torch.nn.Linear(64, 64).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        x, graph = torch.randn(64, 64, device="cuda"), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            model(x)
+        for _ in range(9):
+            graph.replay()
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert job.prediction.trace.steps == 3
