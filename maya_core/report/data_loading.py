@@ -6,7 +6,15 @@ import numpy as np
 
 from maya_core.predictor import copy_time
 from maya_core.report.analysis import Analysis
-from maya_core.report.prediction import DataLoading
+from maya_core.report.prediction import DataLoading, Prediction
+
+NOTICED = 1.01  # a whole step that takes less than this many times the step is not shown
+
+
+def noticed_loading(prediction: Prediction) -> DataLoading | None:
+    """What data loading adds, where that makes a difference."""
+    loading, step = prediction.data_loading, prediction.step_time_s
+    return loading if loading is not None and step and loading.whole_step_s >= NOTICED * step else None
 
 
 def data_loading(analysis: Analysis) -> DataLoading | None:

@@ -23,6 +23,7 @@ from maya_core.files import FileKind, write_file
 from maya_core.predictor.families import title
 from maya_core.report import wording
 from maya_core.report.analysis import Analysis
+from maya_core.report.data_loading import noticed_loading
 from maya_core.report.page.memory_chart import curves, shown
 from maya_core.report.page.timeline_chart import timeline
 from maya_core.report.prediction import Prediction
@@ -59,6 +60,7 @@ def page(analysis: Analysis, prediction: Prediction) -> str:
         .render(
             p=prediction,
             fullest=prediction.memory.fullest,
+            loading=noticed_loading(prediction),
             memory_words=memory_in_words(prediction.memory),
             devices=shown(prediction.memory),
             bars=_bars(prediction),

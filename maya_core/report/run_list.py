@@ -84,10 +84,10 @@ def _prediction(folder: Path) -> Prediction | None:
 def _verdict(prediction: Prediction) -> str:
     if prediction.memory.fits is False:
         return "does not fit"
-    if prediction.hangs:
-        return "hangs"
     if prediction.failures:
         return "failed"
+    if prediction.hangs:
+        return "hangs"
     if prediction.memory.fits is None:
         return memory_in_words(prediction.memory) if prediction.memory.depends_on else "not known to fit"
     return "fits"

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from maya_core.marking import HOW_TO_MARK
 from maya_core.report import wording
+from maya_core.report.data_loading import NOTICED, noticed_loading
 from maya_core.report.prediction import Compiled, DeviceMemory, Prediction, RankTime, Time
 from maya_core.report.unknown_values import memory_in_words
 from maya_core.trace.call_names import ranks_in_words
@@ -159,13 +160,10 @@ def _step_time(prediction: Prediction) -> list[Figure]:
     return figures
 
 
-NOTICED = 1.01  # a whole step that takes less than this many times the step is not shown
-
-
 def _whole_step(prediction: Prediction) -> list[Figure]:
     """The step with its data loading, where that makes a difference."""
-    loading, step = prediction.data_loading, prediction.step_time_s
-    if loading is None or not step or loading.whole_step_s < NOTICED * step:
+    loading, step = noticed_loading(prediction), prediction.step_time_s
+    if loading is None or not step:
         return []
     remarks = []
     if loading.wait_s:
