@@ -154,7 +154,7 @@ class EmulationOptions(Options):
         tuple[int, ...] | None,
         BeforeValidator(_ranks),
         Option(
-            "Which ranks to emulate: 'auto' (rank 0, and every rank that it exchanges messages with), 'all', or numbers such as 0,5,7.",
+            "Which ranks to emulate: 'auto' (rank 0, ranks that it exchanges messages with, and one of each kind that the program treats differently), 'all', or numbers such as 0,5,7.",
             text="auto",
             metavar="RANKS",
             in_plugins=False,
