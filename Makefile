@@ -50,7 +50,7 @@ test-torch:
 test-oldest:
 	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints-oldest.txt)"
-	.venv-oldest/bin/pip install --quiet --disable-pip-version-check -c constraints-oldest.txt -e '.[lightning,pytorch-lightning,huggingface,deepspeed,megatron,mlflow,compile,search]' peft trl pytest pytest-xdist hypothesis psutil selenium nbclient ipykernel tabulate
+	.venv-oldest/bin/pip install --quiet --disable-pip-version-check -c constraints-oldest.txt -e '.[lightning,pytorch-lightning,huggingface,deepspeed,megatron,mlflow,compile,search]' peft trl wandb tensorboard pytest pytest-xdist hypothesis psutil selenium nbclient ipykernel tabulate
 	.venv-oldest/bin/python -m pytest -n auto --dist worksteal tests/integrations
 
 docs: $(INSTALLED)
