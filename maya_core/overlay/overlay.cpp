@@ -110,10 +110,13 @@ std::string absolute(const Settings& own, int folder, const char* path) {
   return path[0] ? base + (base == "/" ? "" : "/") + path : base;
 }
 
-bool exists(const std::string& path) {
+// What stands at a path, as the bits of its mode; 0 if nothing does.
+mode_t kind_of(const std::string& path) {
   struct stat found;
-  return lstat(path.c_str(), &found) == 0;
+  return lstat(path.c_str(), &found) == 0 ? found.st_mode : 0;
 }
+
+bool exists(const std::string& path) { return kind_of(path) != 0; }
 
 bool is_folder(const std::string& path) {
   struct stat found;
@@ -134,6 +137,7 @@ struct Place {
   std::string path;            // as the program sees it, without links
   bool upper = false;          // something stands there in the overlay
   bool lower = false;          // and in the real place, where it has not been removed
+  bool link = false;           // it is a symbolic link
   std::string actual() const;  // where to read it
   bool there() const { return upper || lower; }
 };
@@ -148,11 +152,31 @@ std::string Place::actual() const {
 }
 
 Place look(const std::string& path) {
-  Place found{path};
-  found.upper = exists(upper_of(path));
-  found.lower = exists(path) && !removed(*in_use, path);
-  return found;
+  auto upper = kind_of(upper_of(path)), lower = kind_of(path);
+  if (lower && removed(*in_use, path)) lower = 0;
+  return {path, upper != 0, lower != 0, bool(S_ISLNK(upper ? upper : lower))};
 }
+
+// Looks at the parts of a path from the root. Below a folder that the overlay's trees do not have, nothing is in them.
+class Walk {
+ public:
+  Place into(const std::string& path) {
+    mode_t upper = in_upper_ ? kind_of(upper_of(path)) : 0, lower = kind_of(path);
+    in_upper_ = upper != 0;
+    if (in_gone_ && !gone_) {
+      auto folder = in_use->gone + path;
+      in_gone_ = access(folder.c_str(), F_OK) == 0;
+      gone_ = in_gone_ && access((folder + "/.gone").c_str(), F_OK) == 0;
+    }
+    if (gone_) lower = 0;
+    return {path, upper != 0, lower != 0, bool(S_ISLNK(upper ? upper : lower))};
+  }
+
+ private:
+  bool in_upper_ = true;
+  bool in_gone_ = access(in_use->gone.c_str(), F_OK) == 0;
+  bool gone_ = false;
+};
 
 std::string target_of(const std::string& path) {
   char target[PATH_MAX];
@@ -175,26 +199,32 @@ Place resolve(const std::string& wanted, bool follow) {
   };
   push(wanted);
   bool as_folder = !wanted.empty() && wanted.back() == '/';
+  const Place root{"/", false, true};
   std::string walked;
-  Place place{"/", false, true};
+  auto place = root;
+  Walk walk;
+  bool from_root = true;  // whether `walk` has been through what was walked
   for (int links = 0; !left.empty();) {
     auto part = left.back();
     left.pop_back();
     if (part == ".") continue;
     if (part == "..") {
       if (!place.there()) return Place{walked + "/.."};
-      walked = walked.empty() ? "" : folder_of(walked) == "/" ? "" : folder_of(walked);
-      place = walked.empty() ? Place{"/", false, true} : look(walked);
+      walked = walked.empty() || folder_of(walked) == "/" ? "" : folder_of(walked);
+      place = walked.empty() ? root : look(walked);
+      from_root = false;
       continue;
     }
-    place = look(walked + "/" + part);
+    place = from_root ? walk.into(walked + "/" + part) : look(walked + "/" + part);
     bool last = left.empty();
-    if (place.there() && (!last || follow || as_folder)) {
+    if (place.link && (!last || follow || as_folder)) {
       auto target = target_of(place.upper ? upper_of(place.path) : place.path);
       if (!target.empty() && ++links <= 40) {
         if (target[0] == '/') walked.clear();
         push(target);
-        place = walked.empty() ? Place{"/", false, true} : look(walked);
+        place = walked.empty() ? root : look(walked);
+        from_root = walked.empty();
+        walk = Walk();
         continue;
       }
     }
