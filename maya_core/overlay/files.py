@@ -23,6 +23,8 @@ from maya_core.errors import MayaError
 
 SOURCE = Path(__file__).with_name("overlay.cpp")
 FLAGS = ("-O2", "-std=c++20", "-fPIC", "-shared", *WARNINGS)
+# Children load the library before anything else: with a C++ library of its own, it does not decide which one they get.
+ALONE = ("-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL")
 NAME = "maya_overlay.so"
 VARIABLE = "MAYA_OVERLAY"  # the settings, for children; overlay.cpp reads it
 PRELOAD = "LD_PRELOAD"
@@ -47,10 +49,14 @@ def untouched() -> list[str]:
 @functools.cache
 def library() -> Path:
     """The compiled overlay.cpp."""
-    key = hashlib.sha256(SOURCE.read_bytes() + " ".join((*FLAGS, platform.machine())).encode()).hexdigest()[:16]
+    key = hashlib.sha256(SOURCE.read_bytes() + " ".join((*FLAGS, *ALONE, platform.machine())).encode()).hexdigest()[:16]
 
     def compile_in(folder: Path, binary: Path) -> None:
-        run_compiler([*FLAGS, str(SOURCE), "-o", str(binary), "-ldl"], "the overlay of files")
+        command = [*FLAGS, str(SOURCE), "-o", str(binary), "-ldl"]
+        try:
+            run_compiler([*command, *ALONE], "the overlay of files")
+        except MayaError:  # not every system has the static library
+            run_compiler(command, "the overlay of files")
 
     return compiled(f"overlay-{key}", NAME, "", compile_in)
 
@@ -68,7 +74,22 @@ def environment(folder: Path, untouched_too: Iterable[Path] = ()) -> dict[str, s
         *(f"temporary={path}" for path in _real(temporary)),
     ]
     before = [each for each in os.environ.get(PRELOAD, "").split(":") if each and Path(each).name != NAME]
-    return {VARIABLE: "\n".join(lines), PRELOAD: ":".join([str(library()), *before])}
+    return {VARIABLE: "\n".join(lines), PRELOAD: ":".join([_preloaded(folder), *before])}
+
+
+def _preloaded(folder: Path) -> str:
+    """The library's path for LD_PRELOAD, in which spaces and colons separate paths."""
+    path = library()
+    if set(" :") & set(str(path)):
+        path = folder.absolute() / NAME
+        if set(" :") & set(str(path)):
+            raise MayaError(
+                f"children of the program cannot find the overlay of files in {path}: there is a space or a colon in the path.",
+                "Set MAYA_CACHE_DIR or TMPDIR to a folder without them.",
+            )
+        if not path.exists():
+            path.symlink_to(library())
+    return str(path)
 
 
 def _real(paths: Iterable[str]) -> list[str]:
@@ -88,6 +109,12 @@ def start(variables: Mapping[str, str]) -> Callable[[], None]:
 def is_on() -> bool:
     """Whether this process, from its start, changes no files of the user's."""
     return VARIABLE in os.environ
+
+
+def aside() -> Path | None:
+    """A folder whose files are real, for what does not go through the C library; None if nothing is covered."""
+    found = [line for line in os.environ.get(VARIABLE, "").splitlines() if line.startswith("folder=")]
+    return Path(found[0].removeprefix("folder=")) if found else None
 
 
 @dataclass(frozen=True)

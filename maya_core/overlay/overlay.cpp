@@ -19,22 +19,29 @@
 #include <limits.h>
 #include <link.h>
 #include <linux/fs.h>
+#include <pthread.h>
+#include <spawn.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/sendfile.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <sys/statvfs.h>
 #include <sys/time.h>
+#include <sys/un.h>
 #include <sys/xattr.h>
 #include <unistd.h>
 #include <utime.h>
 
 #include <atomic>
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <mutex>
 #include <set>
@@ -48,6 +55,8 @@ namespace {
 
 struct Settings {
   std::string files, gone;             // the two trees of the overlay
+  std::string coming;                  // the beginning of names of files that are not complete yet
+  std::string variable, library;       // what children need: MAYA_OVERLAY=..., and the path of this library
   std::string working;                 // the program's folder, which is covered even below a temporary one
   std::vector<std::string> untouched;  // folders whose files are real: devices, caches, Maya's own
   std::vector<std::string> temporary;  // folders in which new files are real, and older ones are protected
@@ -61,9 +70,10 @@ bool below(const std::string& path, const std::string& folder) {
   return path.compare(0, folder.size(), folder) == 0 && (path.size() == folder.size() || path[folder.size()] == '/');
 }
 
-bool below_any(const std::string& path, const std::vector<std::string>& folders) {
-  for (const auto& folder : folders)
-    if (below(path, folder)) return true;
+// Whether files of that path are real. The program's folder counts if it is below a folder of real files.
+bool untouched(const Settings& own, const std::string& path) {
+  for (const auto& folder : own.untouched)
+    if (below(path, folder) && !(below(own.working, folder) && below(path, own.working))) return true;
   return false;
 }
 
@@ -100,10 +110,13 @@ std::string absolute(const Settings& own, int folder, const char* path) {
   return path[0] ? base + (base == "/" ? "" : "/") + path : base;
 }
 
-bool exists(const std::string& path) {
+// What stands at a path, as the bits of its mode; 0 if nothing does.
+mode_t kind_of(const std::string& path) {
   struct stat found;
-  return lstat(path.c_str(), &found) == 0;
+  return lstat(path.c_str(), &found) == 0 ? found.st_mode : 0;
 }
+
+bool exists(const std::string& path) { return kind_of(path) != 0; }
 
 bool is_folder(const std::string& path) {
   struct stat found;
@@ -124,6 +137,7 @@ struct Place {
   std::string path;            // as the program sees it, without links
   bool upper = false;          // something stands there in the overlay
   bool lower = false;          // and in the real place, where it has not been removed
+  bool link = false;           // it is a symbolic link
   std::string actual() const;  // where to read it
   bool there() const { return upper || lower; }
 };
@@ -138,11 +152,31 @@ std::string Place::actual() const {
 }
 
 Place look(const std::string& path) {
-  Place found{path};
-  found.upper = exists(upper_of(path));
-  found.lower = exists(path) && !removed(*in_use, path);
-  return found;
+  auto upper = kind_of(upper_of(path)), lower = kind_of(path);
+  if (lower && removed(*in_use, path)) lower = 0;
+  return {path, upper != 0, lower != 0, bool(S_ISLNK(upper ? upper : lower))};
 }
+
+// Looks at the parts of a path from the root. Below a folder that the overlay's trees do not have, nothing is in them.
+class Walk {
+ public:
+  Place into(const std::string& path) {
+    mode_t upper = in_upper_ ? kind_of(upper_of(path)) : 0, lower = kind_of(path);
+    in_upper_ = upper != 0;
+    if (in_gone_ && !gone_) {
+      auto folder = in_use->gone + path;
+      in_gone_ = access(folder.c_str(), F_OK) == 0;
+      gone_ = in_gone_ && access((folder + "/.gone").c_str(), F_OK) == 0;
+    }
+    if (gone_) lower = 0;
+    return {path, upper != 0, lower != 0, bool(S_ISLNK(upper ? upper : lower))};
+  }
+
+ private:
+  bool in_upper_ = true;
+  bool in_gone_ = access(in_use->gone.c_str(), F_OK) == 0;
+  bool gone_ = false;
+};
 
 std::string target_of(const std::string& path) {
   char target[PATH_MAX];
@@ -165,25 +199,32 @@ Place resolve(const std::string& wanted, bool follow) {
   };
   push(wanted);
   bool as_folder = !wanted.empty() && wanted.back() == '/';
+  const Place root{"/", false, true};
   std::string walked;
-  Place place{"/", false, true};
+  auto place = root;
+  Walk walk;
+  bool from_root = true;  // whether `walk` has been through what was walked
   for (int links = 0; !left.empty();) {
     auto part = left.back();
     left.pop_back();
     if (part == ".") continue;
     if (part == "..") {
-      walked = walked.empty() ? "" : folder_of(walked) == "/" ? "" : folder_of(walked);
-      place = walked.empty() ? Place{"/", false, true} : look(walked);
+      if (!place.there()) return Place{walked + "/.."};
+      walked = walked.empty() || folder_of(walked) == "/" ? "" : folder_of(walked);
+      place = walked.empty() ? root : look(walked);
+      from_root = false;
       continue;
     }
-    place = look(walked + "/" + part);
+    place = from_root ? walk.into(walked + "/" + part) : look(walked + "/" + part);
     bool last = left.empty();
-    if (place.there() && (!last || follow || as_folder)) {
+    if (place.link && (!last || follow || as_folder)) {
       auto target = target_of(place.upper ? upper_of(place.path) : place.path);
       if (!target.empty() && ++links <= 40) {
         if (target[0] == '/') walked.clear();
         push(target);
-        place = walked.empty() ? Place{"/", false, true} : look(walked);
+        place = walked.empty() ? root : look(walked);
+        from_root = walked.empty();
+        walk = Walk();
         continue;
       }
     }
@@ -196,6 +237,15 @@ Place resolve(const std::string& wanted, bool follow) {
 
 enum class Way { PASS, UNION };  // leave the call as it is, or answer it from both trees
 
+// Whether Python keeps compiled modules there, beside modules of the user's. Beside the program's, they are in the
+// overlay.
+bool is_bytecode(const std::string& path) {
+  auto at = path.find("/__pycache__");
+  if (at == std::string::npos) return false;
+  auto folder = resolve(path.substr(0, at), true);
+  return folder.lower && !exists(upper_of(folder.path + "/__pycache__"));
+}
+
 // Calls that only read pass while the overlay is empty.
 struct Call {
   Way way = Way::PASS;
@@ -207,10 +257,10 @@ struct Call {
     if (!writes && !own->written->load(std::memory_order_relaxed)) return;
     in_use = own;
     auto wanted = absolute(*own, folder, path);
-    if (wanted.empty() || below_any(wanted, own->untouched) || wanted.find("/__pycache__") != std::string::npos) return;
+    if (wanted.empty() || untouched(*own, wanted) || is_bytecode(wanted)) return;
     place = resolve(wanted, follow);
     // A link may lead to a folder that is not touched.
-    if (!below_any(place.path, own->untouched)) way = Way::UNION;
+    if (!untouched(*own, place.path)) way = Way::UNION;
   }
 
   bool passes() const { return way == Way::PASS; }
@@ -268,34 +318,55 @@ bool prepare(const Place& place) {
 constexpr off_t LARGEST_COPY =
     off_t(4) << 30;  // bytes of a file that is copied because the program changes a part of it
 
-bool copy(const std::string& from, const std::string& to) {
-  int source = open(from.c_str(), O_RDONLY | O_CLOEXEC);
-  if (source < 0) return false;
-  struct stat found;
-  fstat(source, &found);
-  int target = open(to.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, found.st_mode & 07777);
-  bool done = target >= 0;
-  if (done && ioctl(target, FICLONE, source) != 0) {
-    if (found.st_size > LARGEST_COPY) {
-      errno = EROFS;
-      done = false;
-    }
-    for (ssize_t moved = 1; done && moved > 0;) {
-      moved = copy_file_range(source, nullptr, target, nullptr, size_t(1) << 30, 0);
+// Copies the parts of a file that are no holes.
+bool copy_data(int source, int target, off_t size) {
+  if (ftruncate(target, size) != 0) return false;
+  for (off_t begin = 0, end; begin < size; begin = end) {
+    auto data = lseek(source, begin, SEEK_DATA);
+    if (data < 0 && errno == ENXIO) return true;  // only a hole is left
+    if (data >= 0) begin = data;
+    end = data < 0 ? size : lseek(source, begin, SEEK_HOLE);
+    for (off_t from = begin, to = begin; from < end;) {
+      auto moved = copy_file_range(source, &from, target, &to, end - from, 0);
       if (moved < 0 && (errno == EXDEV || errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP)) {
         char block[1 << 16];
-        while ((moved = read(source, block, sizeof block)) > 0)
-          if (write(target, block, moved) != moved) moved = -1;
+        moved = pread(source, block, std::min<off_t>(sizeof block, end - from), from);
+        if (moved > 0 && pwrite(target, block, moved, to) != moved) return false;
+        from += moved, to += moved;
       }
-      done = moved >= 0;
+      if (moved < 0) return false;
+      if (moved == 0) return true;  // it is shorter now
     }
+  }
+  return true;
+}
+
+// Copies a file with its mode and times. `to` is complete when it appears; what another process has put there meanwhile
+// stays, unless `replaces`.
+bool copy(const std::string& from, const std::string& to, bool replaces = false) {
+  static std::atomic<int> copies{0};
+  int source = open(from.c_str(), O_RDONLY | O_CLOEXEC);
+  if (source < 0) return false;
+  auto coming = in_use->coming + std::to_string(getpid()) + "." + std::to_string(++copies);
+  struct stat found;
+  fstat(source, &found);
+  int target = open(coming.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  bool done = target >= 0;
+  if (done && ioctl(target, FICLONE, source) != 0) {
+    errno = EROFS;
+    done = off_t(found.st_blocks) * 512 <= LARGEST_COPY && copy_data(source, target, found.st_size);
+  }
+  if (done) {
+    timespec times[2] = {found.st_atim, found.st_mtim};
+    fchmod(target, found.st_mode & 07777);
+    futimens(target, times);
+    done =
+        replaces ? rename(coming.c_str(), to.c_str()) == 0 : link(coming.c_str(), to.c_str()) == 0 || errno == EEXIST;
   }
   int error = errno;
   close(source);
-  if (target >= 0) {
-    close(target);
-    if (!done) unlink(to.c_str());
-  }
+  if (target >= 0) close(target);
+  unlink(coming.c_str());
   errno = error;
   return done;
 }
@@ -334,6 +405,10 @@ int open_at(int folder, const char* path, int flags, mode_t mode) {
   bool plain =
       !place.there() || (lstat(actual.c_str(), &found) == 0 && (S_ISREG(found.st_mode) || S_ISLNK(found.st_mode)));
   bool changes = (flags & O_ACCMODE) != O_RDONLY || (flags & O_TRUNC) || ((flags & O_CREAT) && !place.there());
+  if ((flags & O_TMPFILE) == O_TMPFILE && place.lower && is_protected(place)) {  // it may get a name later
+    begin_writing();
+    return make_folders(upper_of(place.path)) ? open(upper_of(place.path).c_str(), flags, mode) : -1;
+  }
   if (!changes || !plain) {
     if (!place.there() && !exists(place.path)) return openat(folder, path, flags, mode);  // fails as it really does
     if (!place.there()) return fails(ENOENT);
@@ -376,6 +451,31 @@ int w_openat(int folder, const char* path, int flags, ...) {
 int w_open_2(const char* path, int flags) { return open_at(AT_FDCWD, path, flags, 0); }
 int w_openat_2(int folder, const char* path, int flags) { return open_at(folder, path, flags, 0); }
 int w_creat(const char* path, mode_t mode) { return open_at(AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC, mode); }
+
+// Runs `make` with names that end, before a suffix, in random letters instead of XXXXXX, until one is new.
+template <typename Make>
+int make_unique(char* name, int suffix, Make make) {
+  static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
+  auto length = ssize_t(strlen(name)) - suffix - 6;
+  if (length < 0 || strncmp(name + length, "XXXXXX", 6) != 0) return fails(EINVAL);
+  for (int attempt = 0; attempt < 10000; ++attempt) {
+    unsigned char random[6];
+    if (getrandom(random, sizeof random, 0) != sizeof random) return -1;
+    for (int each = 0; each < 6; ++each) name[length + each] = letters[random[each] % (sizeof letters - 1)];
+    int made = make();
+    if (made >= 0 || errno != EEXIST) return made;
+  }
+  return -1;
+}
+
+int w_mkostemps(char* name, int suffix, int flags) {
+  flags = (flags & ~O_ACCMODE) | O_RDWR | O_CREAT | O_EXCL;
+  return make_unique(name, suffix, [=] { return open_at(AT_FDCWD, name, flags, 0600); });
+}
+
+int w_mkstemps(char* name, int suffix) { return w_mkostemps(name, suffix, 0); }
+int w_mkostemp(char* name, int flags) { return w_mkostemps(name, 0, flags); }
+int w_mkstemp(char* name) { return w_mkostemps(name, 0, 0); }
 
 // The flags of a mode such as "r+b"; -1 if it is none.
 int flags_of(const char* mode) {
@@ -521,8 +621,239 @@ char* w_realpath(const char* path, char* resolved) {
 char* w_realpath_chk(const char* path, char* resolved, size_t) { return w_realpath(path, resolved); }
 char* w_canonical(const char* path) { return w_realpath(path, nullptr); }
 
+// ---- starting programs ----
+
+// The environment of a child, which is in the overlay even if the program has cleared the variables for it.
+class Environment {
+ public:
+  explicit Environment(char* const given[]) : given_(given) {
+    auto* own = settings.load(std::memory_order_acquire);
+    if (own == nullptr) return;
+    const char *variable = nullptr, *preload = nullptr;
+    for (auto* each = given; each && *each; ++each) {
+      if (strncmp(*each, "MAYA_OVERLAY=", 13) == 0) variable = *each;
+      if (strncmp(*each, "LD_PRELOAD=", 11) == 0) preload = *each;
+    }
+    auto name = own->library.substr(own->library.rfind('/') + 1);
+    if (variable && preload && strstr(preload, name.c_str())) return;
+    preload_ = "LD_PRELOAD=" + own->library;
+    if (preload && strstr(preload, name.c_str())) preload_ = preload;
+    else if (preload) preload_ += std::string(":") + (preload + 11);
+    entries_ = {const_cast<char*>(variable ? variable : own->variable.c_str()), preload_.data()};
+    for (auto* each = given; each && *each; ++each)
+      if (*each != variable && *each != preload) entries_.push_back(*each);
+    entries_.push_back(nullptr);
+  }
+
+  char* const* get() const { return entries_.empty() ? given_ : entries_.data(); }
+
+ private:
+  char* const* given_;
+  std::string preload_;
+  std::vector<char*> entries_;
+};
+
 int w_execve(const char* path, char* const arguments[], char* const environment[]) {
-  return read_at(AT_FDCWD, path, true, [=](int, const char* where) { return execve(where, arguments, environment); });
+  Environment own(environment);
+  return read_at(AT_FDCWD, path, true, [&](int, const char* where) { return execve(where, arguments, own.get()); });
+}
+
+int w_fexecve(int file, char* const arguments[], char* const environment[]) {
+  return fexecve(file, arguments, Environment(environment).get());
+}
+
+int w_execv(const char* path, char* const arguments[]) { return w_execve(path, arguments, environ); }
+
+// The places in which the C library looks for a program.
+std::vector<std::string> places_of(const char* program) {
+  if (strchr(program, '/') || !program[0]) return {program};
+  std::vector<std::string> found;
+  auto* set = getenv("PATH");
+  std::string folders = set ? set : "/bin:/usr/bin";
+  for (size_t begin = 0; begin <= folders.size();) {
+    auto end = std::min(folders.find(':', begin), folders.size());
+    auto folder = folders.substr(begin, end - begin);
+    found.push_back(folder.empty() ? program : folder + "/" + program);
+    begin = end + 1;
+  }
+  return found;
+}
+
+int w_execvpe(const char* program, char* const arguments[], char* const environment[]) {
+  int error = ENOENT;
+  for (const auto& path : places_of(program)) {
+    w_execve(path.c_str(), arguments, environment);
+    if (errno == ENOEXEC) {  // a script that names no interpreter
+      std::vector<char*> again{const_cast<char*>("/bin/sh"), const_cast<char*>(path.c_str())};
+      for (auto* each = arguments[0] ? arguments + 1 : arguments; *each; ++each) again.push_back(*each);
+      again.push_back(nullptr);
+      return w_execve("/bin/sh", again.data(), environment);
+    }
+    if (errno == EACCES) error = EACCES;
+    else if (errno != ENOENT && errno != ENOTDIR) return -1;
+  }
+  return fails(error);
+}
+
+int w_execvp(const char* program, char* const arguments[]) { return w_execvpe(program, arguments, environ); }
+
+std::vector<char*> rest_of(const char* first, va_list& arguments) {
+  std::vector<char*> all{const_cast<char*>(first)};
+  while (all.back()) all.push_back(va_arg(arguments, char*));
+  return all;
+}
+
+int w_execl(const char* path, const char* first, ...) {
+  va_list arguments;
+  va_start(arguments, first);
+  auto all = rest_of(first, arguments);
+  va_end(arguments);
+  return w_execv(path, all.data());
+}
+
+int w_execlp(const char* program, const char* first, ...) {
+  va_list arguments;
+  va_start(arguments, first);
+  auto all = rest_of(first, arguments);
+  va_end(arguments);
+  return w_execvp(program, all.data());
+}
+
+int w_execle(const char* path, const char* first, ...) {
+  va_list arguments;
+  va_start(arguments, first);
+  auto all = rest_of(first, arguments);
+  auto* environment = va_arg(arguments, char* const*);
+  va_end(arguments);
+  return w_execve(path, all.data(), environment);
+}
+
+int w_posix_spawn(pid_t* child, const char* path, const posix_spawn_file_actions_t* actions,
+                  const posix_spawnattr_t* attributes, char* const arguments[], char* const environment[]) {
+  Environment own(environment);
+  Call call(AT_FDCWD, path, true, false);
+  if (call.passes()) return posix_spawn(child, path, actions, attributes, arguments, own.get());
+  if (!call.place.there()) return ENOENT;
+  return posix_spawn(child, call.place.actual().c_str(), actions, attributes, arguments, own.get());
+}
+
+int w_posix_spawnp(pid_t* child, const char* program, const posix_spawn_file_actions_t* actions,
+                   const posix_spawnattr_t* attributes, char* const arguments[], char* const environment[]) {
+  for (const auto& path : places_of(program)) {
+    Call call(AT_FDCWD, path.c_str(), true, false);
+    if (!call.passes() && call.place.upper)
+      return w_posix_spawn(child, path.c_str(), actions, attributes, arguments, environment);
+  }
+  return posix_spawnp(child, program, actions, attributes, arguments, Environment(environment).get());
+}
+
+// The C library starts a shell with the variables of this process.
+void put_variables() {
+  auto* own = settings.load(std::memory_order_acquire);
+  Environment with(environ);
+  if (own == nullptr || with.get() == environ) return;
+  for (auto* each = with.get(); each < with.get() + 2; ++each) {
+    std::string entry = *each;
+    auto equals = entry.find('=');
+    setenv(entry.substr(0, equals).c_str(), entry.c_str() + equals + 1, 1);
+  }
+}
+
+int w_system(const char* command) {
+  put_variables();
+  return system(command);
+}
+
+FILE* w_popen(const char* command, const char* mode) {
+  put_variables();
+  return popen(command, mode);
+}
+
+// ---- sockets with a path ----
+
+// Runs `act` on an address. Longer paths than an address may have are given by a descriptor of their folder.
+template <typename Act>
+int at_socket(const sockaddr* address, socklen_t size, bool makes, Act act) {
+  constexpr auto before = offsetof(sockaddr_un, sun_path);
+  if (address == nullptr || size <= before || address->sa_family != AF_UNIX) return act(address, size);
+  auto* given = reinterpret_cast<const sockaddr_un*>(address);
+  std::string path(given->sun_path, strnlen(given->sun_path, size - before));
+  Call call(AT_FDCWD, path.c_str(), true, makes);
+  if (call.passes()) return act(address, size);
+  auto& place = call.place;
+  if (makes ? !place.upper && !is_protected(place) : !place.upper) return act(address, size);
+  if (makes && place.there()) return fails(EADDRINUSE);
+  if (makes && !prepare(place)) return -1;
+  auto where = upper_of(place.path);
+  int folder = -1;
+  if (where.size() >= sizeof given->sun_path) {
+    folder = open(folder_of(where).c_str(), O_PATH | O_CLOEXEC);
+    where = "/proc/self/fd/" + std::to_string(folder) + where.substr(where.rfind('/'));
+  }
+  sockaddr_un real{AF_UNIX, {}};
+  int done = where.size() < sizeof real.sun_path ? 0 : fails(ENAMETOOLONG);
+  if (done == 0) {
+    memcpy(real.sun_path, where.c_str(), where.size() + 1);
+    done = act(reinterpret_cast<const sockaddr*>(&real), socklen_t(before + where.size() + 1));
+  }
+  int error = errno;
+  if (folder >= 0) close(folder);
+  errno = error;
+  return done;
+}
+
+int w_bind(int socket, const sockaddr* address, socklen_t size) {
+  return at_socket(address, size, true, [=](const sockaddr* at, socklen_t bytes) { return bind(socket, at, bytes); });
+}
+
+int w_connect(int socket, const sockaddr* address, socklen_t size) {
+  return at_socket(address, size, false,
+                   [=](const sockaddr* at, socklen_t bytes) { return connect(socket, at, bytes); });
+}
+
+// ---- copying ----
+
+// Leaves out a hole of a file that the program copies to the end of another, such as a checkpoint. Returns its bytes;
+// if there is none, lets `count` end where the next one begins.
+size_t skip_hole(int from, off_t begin, int to, off_t end, size_t& count) {
+  struct stat source, target;
+  if (settings.load() == nullptr || begin < 0 || end < 0 || fstat(from, &source) != 0 || fstat(to, &target) != 0 ||
+      !S_ISREG(source.st_mode) || !S_ISREG(target.st_mode) || off_t(source.st_blocks) * 512 >= source.st_size ||
+      begin >= source.st_size || end < target.st_size)
+    return 0;
+  auto before = lseek(from, 0, SEEK_CUR);
+  auto data = lseek(from, begin, SEEK_DATA);
+  if (data < 0 && errno == ENXIO) data = source.st_size;
+  auto hole = data == begin ? lseek(from, begin, SEEK_HOLE) : begin;
+  lseek(from, before, SEEK_SET);
+  if (data < 0 || hole < 0) return 0;
+  if (data == begin) {
+    count = std::min(count, size_t(hole - begin));
+    return 0;
+  }
+  auto skipped = std::min(count, size_t(data - begin));
+  return ftruncate(to, end + off_t(skipped)) == 0 ? skipped : 0;
+}
+
+ssize_t w_sendfile(int to, int from, off_t* offset, size_t count) {
+  auto begin = offset ? *offset : lseek(from, 0, SEEK_CUR), end = lseek(to, 0, SEEK_CUR);
+  auto skipped = skip_hole(from, begin, to, end, count);
+  if (skipped == 0) return sendfile(to, from, offset, count);
+  lseek(to, end + off_t(skipped), SEEK_SET);
+  if (offset) *offset += off_t(skipped);
+  else lseek(from, begin + off_t(skipped), SEEK_SET);
+  return ssize_t(skipped);
+}
+
+ssize_t w_copy_file_range(int from, off64_t* offset, int to, off64_t* target, size_t count, unsigned flags) {
+  auto begin = offset ? *offset : lseek(from, 0, SEEK_CUR), end = target ? *target : lseek(to, 0, SEEK_CUR);
+  auto skipped = skip_hole(from, begin, to, end, count);
+  if (skipped == 0) return copy_file_range(from, offset, to, target, count, flags);
+  if (offset) *offset += off_t(skipped);
+  else lseek(from, begin + off_t(skipped), SEEK_SET);
+  if (target) *target += off_t(skipped);
+  else lseek(to, end + off_t(skipped), SEEK_SET);
+  return ssize_t(skipped);
 }
 
 // ---- folders ----
@@ -567,7 +898,7 @@ DIR* w_opendir(const char* path) {
 DIR* w_fdopendir(int folder) {
   auto* own = settings.load(std::memory_order_acquire);
   auto real = own == nullptr || !own->written->load() ? "" : at_descriptor(folder);
-  if (real.empty() || (below_any(real, own->untouched) && !below(real, own->files))) return fdopendir(folder);
+  if (real.empty() || (untouched(*own, real) && !below(real, own->files))) return fdopendir(folder);
   in_use = own;
   auto place = look(as_seen(*own, real));
   bool is_real = !below(real, own->files);
@@ -667,6 +998,10 @@ int w_mkdirat(int folder, const char* path, mode_t mode) {
 
 int w_mkdir(const char* path, mode_t mode) { return w_mkdirat(AT_FDCWD, path, mode); }
 
+char* w_mkdtemp(char* name) {
+  return make_unique(name, 0, [=] { return w_mkdir(name, 0700); }) == 0 ? name : nullptr;
+}
+
 // ---- removing and renaming ----
 
 int remove_file(int folder, const char* path) {
@@ -706,14 +1041,47 @@ int w_remove(const char* path) {
   return done != 0 && errno == EISDIR ? remove_folder(AT_FDCWD, path) : done;
 }
 
-// A folder is renamed if it stands in the overlay alone; otherwise the program is told, as by overlayfs, to copy it
-// (EXDEV).
+// Copies a folder of both trees, as long as that is not more than `left` bytes.
+bool copy_folder(const std::string& from, const std::string& to, off_t& left) {
+  if (mkdir(to.c_str(), 0777) != 0) return false;
+  for (const auto& name : entries(from)) {
+    auto place = look(from + "/" + name);
+    auto actual = place.actual(), next = to + "/" + name, link = target_of(actual);
+    struct stat found;
+    if (lstat(actual.c_str(), &found) != 0) return false;
+    bool done = false;
+    if (S_ISDIR(found.st_mode)) done = copy_folder(place.path, next, left);
+    else if (S_ISLNK(found.st_mode)) done = symlink(link.c_str(), next.c_str()) == 0;
+    else if (S_ISREG(found.st_mode) && (left -= off_t(found.st_blocks) * 512) >= 0) done = copy(actual, next);
+    else errno = EXDEV;
+    if (!done) return false;
+  }
+  return true;
+}
+
+// Makes the overlay's copy of a folder that is also real, under its new name.
+bool rename_by_copying(const Place& old, const Place& next) {
+  static std::atomic<int> copies{0};
+  auto coming = in_use->coming + "folder." + std::to_string(getpid()) + "." + std::to_string(++copies);
+  auto left = LARGEST_COPY;
+  bool done = copy_folder(old.path, coming, left) && rename(coming.c_str(), upper_of(next.path).c_str()) == 0;
+  int error = errno;
+  std::error_code ignored;
+  std::filesystem::remove_all(done ? upper_of(old.path) : coming, ignored);
+  if (done) mark_removed(old.path);
+  errno = error;
+  return done;
+}
+
+// A folder that is too large to be copied is not renamed: the program is told, as by overlayfs, to copy it (EXDEV).
 int rename_at(int from_folder, const char* from, int to_folder, const char* to, unsigned flags) {
   Call source(from_folder, from, false, true), target(to_folder, to, false, true);
   if (source.passes() && target.passes()) return renameat2(from_folder, from, to_folder, to, flags);
   auto &old = source.place, &next = target.place;
   bool moves = !source.passes() && is_protected(old), covers = !target.passes() && is_protected(next);
   if (!moves && !covers) return renameat2(from_folder, from, to_folder, to, flags);
+  if (source.passes() && !next.there() && prepare(next))
+    return renameat2(from_folder, from, AT_FDCWD, upper_of(next.path).c_str(), flags);
   if (source.passes() || target.passes()) return fails(EXDEV);
   if (!old.there()) return fails(ENOENT);
   if (flags & ~unsigned(RENAME_NOREPLACE)) return fails(EINVAL);
@@ -721,22 +1089,26 @@ int rename_at(int from_folder, const char* from, int to_folder, const char* to, 
   if (old.path == next.path) return 0;
   auto upper = upper_of(next.path);
   if (is_folder(old.actual())) {
-    if (old.lower) return fails(EXDEV);
+    if (below(next.path, old.path)) return fails(EINVAL);
     if (next.there() && !is_folder(next.actual())) return fails(ENOTDIR);
     if (next.there() && !entries(next.path).empty()) return fails(ENOTEMPTY);
     in_use = settings.load(std::memory_order_acquire);
     if (in_use == nullptr) return fails(EBUSY);
     if (next.lower) mark_removed(next.path);  // it is empty, and stays so below the renamed one
-    return prepare(next) ? rename(upper_of(old.path).c_str(), upper.c_str()) : -1;
+    if (!prepare(next)) return -1;
+    if (!old.lower) return rename(upper_of(old.path).c_str(), upper.c_str());
+    if (!moves) return rename(old.path.c_str(), upper.c_str());  // a new temporary folder
+    return rename_by_copying(old, next) ? 0 : -1;
   }
   if (next.there() && is_folder(next.actual())) return fails(EISDIR);
   if (!prepare(next)) return -1;
   if (old.upper) {
     if (rename(upper_of(old.path).c_str(), upper.c_str()) != 0) return -1;
   } else {
+    if (!moves && rename(old.path.c_str(), upper.c_str()) == 0) return 0;
     auto link = target_of(old.path);
-    unlink(upper.c_str());
-    if (link.empty() ? !copy(old.path, upper) : symlink(link.c_str(), upper.c_str()) != 0) return -1;
+    if (!link.empty()) unlink(upper.c_str());
+    if (link.empty() ? !copy(old.path, upper, true) : symlink(link.c_str(), upper.c_str()) != 0) return -1;
   }
   if (old.lower && !moves) return unlink(old.path.c_str());  // a new temporary file
   if (old.lower) mark_removed(old.path);
@@ -755,11 +1127,12 @@ int w_linkat(int from_folder, const char* from, int to_folder, const char* to, i
   Call source(from_folder, from, flags & AT_SYMLINK_FOLLOW, true), target(to_folder, to, false, true);
   bool covers = !target.passes() && is_protected(target.place);
   if (!covers && (source.passes() || !source.place.upper)) return linkat(from_folder, from, to_folder, to, flags);
-  if (source.passes() || target.passes()) return fails(EXDEV);
-  if (!source.place.there()) return fails(ENOENT);
+  if (target.passes()) return fails(EXDEV);
+  if (!source.passes() && !source.place.there()) return fails(ENOENT);
   if (target.place.there()) return fails(EEXIST);
   if (!prepare(target.place)) return -1;
   auto upper = upper_of(target.place.path);
+  if (source.passes()) return linkat(from_folder, from, AT_FDCWD, upper.c_str(), flags);  // also one without a name
   if (source.place.upper) return link(upper_of(source.place.path).c_str(), upper.c_str());
   return copy(source.place.path, upper) ? 0 : -1;
 }
@@ -792,6 +1165,18 @@ int w_mkfifoat(int folder, const char* path, mode_t mode) {
 
 int w_mkfifo(const char* path, mode_t mode) { return w_mkfifoat(AT_FDCWD, path, mode); }
 
+int w_mknodat(int folder, const char* path, mode_t mode, dev_t device) {
+  return make_at(
+      folder, path, [=](const char* where) { return mknod(where, mode, device); },
+      [=] { return mknodat(folder, path, mode, device); });
+}
+
+int w_mknod(const char* path, mode_t mode, dev_t device) { return w_mknodat(AT_FDCWD, path, mode, device); }
+int w_xmknod(int, const char* path, mode_t mode, dev_t* device) { return w_mknod(path, mode, *device); }
+int w_xmknodat(int, int folder, const char* path, mode_t mode, dev_t* device) {
+  return w_mknodat(folder, path, mode, *device);
+}
+
 // ---- changing what a file is ----
 
 // Runs `act` on the overlay's copy of a file. Folders keep what they are.
@@ -806,6 +1191,47 @@ int change_at(int folder, const char* path, bool follow, Act act) {
   return act(AT_FDCWD, upper_of(place.path).c_str());
 }
 
+// The same for a file that is open. What is open for writing is in the overlay already; what is open for reading may be
+// the user's.
+template <typename Act, typename Pass>
+int change_open(int descriptor, Act act, Pass pass) {
+  auto* own = settings.load(std::memory_order_acquire);
+  auto path = own == nullptr ? "" : at_descriptor(descriptor);
+  if (path.empty() || below(path, own->files) || !exists(path)) return pass();
+  return change_at(AT_FDCWD, path.c_str(), false, [=](int, const char* where) { return act(where); });
+}
+
+int w_fchmod(int file, mode_t mode) {
+  return change_open(file, [=](const char* where) { return chmod(where, mode); }, [=] { return fchmod(file, mode); });
+}
+
+int w_fchown(int file, uid_t user, gid_t group) {
+  return change_open(
+      file, [=](const char* where) { return lchown(where, user, group); }, [=] { return fchown(file, user, group); });
+}
+
+int w_futimens(int file, const timespec times[2]) {
+  return change_open(
+      file, [=](const char* where) { return utimensat(AT_FDCWD, where, times, AT_SYMLINK_NOFOLLOW); },
+      [=] { return futimens(file, times); });
+}
+
+int w_futimes(int file, const timeval times[2]) {
+  return change_open(
+      file, [=](const char* where) { return utimes(where, times); }, [=] { return futimes(file, times); });
+}
+
+int w_fsetxattr(int file, const char* name, const void* value, size_t size, int flags) {
+  return change_open(
+      file, [=](const char* where) { return setxattr(where, name, value, size, flags); },
+      [=] { return fsetxattr(file, name, value, size, flags); });
+}
+
+int w_fremovexattr(int file, const char* name) {
+  return change_open(
+      file, [=](const char* where) { return removexattr(where, name); }, [=] { return fremovexattr(file, name); });
+}
+
 int w_truncate(const char* path, off_t length) {
   return change_at(AT_FDCWD, path, true, [=](int, const char* where) { return truncate(where, length); });
 }
@@ -818,7 +1244,7 @@ int w_fchmodat(int folder, const char* path, mode_t mode, int flags) {
 int w_chmod(const char* path, mode_t mode) { return w_fchmodat(AT_FDCWD, path, mode, 0); }
 
 int w_fchownat(int folder, const char* path, uid_t user, gid_t group, int flags) {
-  if ((flags & AT_EMPTY_PATH) && path && !path[0]) return fchownat(folder, path, user, group, flags);
+  if ((flags & AT_EMPTY_PATH) && path && !path[0]) return w_fchown(folder, user, group);
   return change_at(folder, path, !(flags & AT_SYMLINK_NOFOLLOW),
                    [=](int at, const char* where) { return fchownat(at, where, user, group, flags); });
 }
@@ -829,7 +1255,7 @@ int w_lchown(const char* path, uid_t user, gid_t group) {
 }
 
 int w_utimensat(int folder, const char* path, const timespec times[2], int flags) {
-  if (path == nullptr || !path[0]) return utimensat(folder, path, times, flags);
+  if (path == nullptr) return w_futimens(folder, times);
   return change_at(folder, path, !(flags & AT_SYMLINK_NOFOLLOW),
                    [=](int at, const char* where) { return utimensat(at, where, times, flags); });
 }
@@ -854,6 +1280,10 @@ int w_setxattr(const char* path, const char* name, const void* value, size_t siz
 int w_lsetxattr(const char* path, const char* name, const void* value, size_t size, int flags) {
   return change_at(AT_FDCWD, path, false,
                    [=](int, const char* where) { return lsetxattr(where, name, value, size, flags); });
+}
+
+int w_lremovexattr(const char* path, const char* name) {
+  return change_at(AT_FDCWD, path, false, [=](int, const char* where) { return lremovexattr(where, name); });
 }
 
 int w_removexattr(const char* path, const char* name) {
@@ -967,6 +1397,42 @@ const std::unordered_map<std::string, void*>& replacements() {
       {"setxattr", address(w_setxattr)},
       {"lsetxattr", address(w_lsetxattr)},
       {"removexattr", address(w_removexattr)},
+      {"mkstemp", address(w_mkstemp)},
+      {"mkstemp64", address(w_mkstemp)},
+      {"mkostemp", address(w_mkostemp)},
+      {"mkostemp64", address(w_mkostemp)},
+      {"mkstemps", address(w_mkstemps)},
+      {"mkstemps64", address(w_mkstemps)},
+      {"mkostemps", address(w_mkostemps)},
+      {"mkostemps64", address(w_mkostemps)},
+      {"mkdtemp", address(w_mkdtemp)},
+      {"fexecve", address(w_fexecve)},
+      {"execv", address(w_execv)},
+      {"execvp", address(w_execvp)},
+      {"execvpe", address(w_execvpe)},
+      {"execl", address(w_execl)},
+      {"execlp", address(w_execlp)},
+      {"execle", address(w_execle)},
+      {"posix_spawn", address(w_posix_spawn)},
+      {"posix_spawnp", address(w_posix_spawnp)},
+      {"system", address(w_system)},
+      {"popen", address(w_popen)},
+      {"bind", address(w_bind)},
+      {"connect", address(w_connect)},
+      {"sendfile", address(w_sendfile)},
+      {"sendfile64", address(w_sendfile)},
+      {"copy_file_range", address(w_copy_file_range)},
+      {"mknod", address(w_mknod)},
+      {"mknodat", address(w_mknodat)},
+      {"__xmknod", address(w_xmknod)},
+      {"__xmknodat", address(w_xmknodat)},
+      {"fchmod", address(w_fchmod)},
+      {"fchown", address(w_fchown)},
+      {"futimens", address(w_futimens)},
+      {"futimes", address(w_futimes)},
+      {"fsetxattr", address(w_fsetxattr)},
+      {"fremovexattr", address(w_fremovexattr)},
+      {"lremovexattr", address(w_lremovexattr)},
       {"dlopen", address(w_dlopen)},
   };
   return table;
@@ -982,6 +1448,7 @@ struct Replaced {
 std::mutex tables_lock;
 std::vector<Replaced> replaced;
 std::set<std::pair<ElfW(Addr), std::string>> done_objects;
+unsigned long long unloaded = 0;  // objects, when they were redirected
 
 #if defined(__x86_64__)
 constexpr unsigned KINDS[] = {R_X86_64_JUMP_SLOT, R_X86_64_GLOB_DAT, R_X86_64_64};
@@ -1050,6 +1517,10 @@ bool ours_or_the_linkers(const dl_phdr_info& object) {
 }
 
 int redirect(dl_phdr_info* object, size_t, void*) {
+  if (object->dlpi_subs != unloaded) {  // another object may stand where one of these was
+    unloaded = object->dlpi_subs;
+    done_objects.clear();
+  }
   std::string name = object->dlpi_name ? object->dlpi_name : "";
   if (ours_or_the_linkers(*object) || !done_objects.emplace(object->dlpi_addr, name).second) return 0;
   auto tables = tables_of(*object);
@@ -1063,7 +1534,8 @@ int redirect(dl_phdr_info* object, size_t, void*) {
       auto found = replacements().find(tables.names + symbol.st_name);
       if (found == replacements().end()) continue;
       auto* slot = reinterpret_cast<void**>(object->dlpi_addr + first[each].r_offset);
-      if (*slot == nullptr) continue;  // a weak symbol that this C library does not have
+      // A weak symbol that this C library does not have, or one that is redirected already.
+      if (*slot == nullptr || *slot == found->second) continue;
       replaced.push_back({name, object->dlpi_addr, slot, *slot});
       auto at = ElfW(Addr)(slot);
       write_slot(slot, found->second, at >= tables.relro && at < tables.relro_end);
@@ -1086,6 +1558,17 @@ int restore(dl_phdr_info* object, size_t, void*) {
       write_slot(each.slot, each.before, at >= tables.relro && at < tables.relro_end);
   }
   return 0;
+}
+
+// A fork must not find locks that a thread held which it does not have.
+void lock_for_fork() {
+  tables_lock.lock();
+  listings_lock.lock();
+}
+
+void unlock_after_fork() {
+  listings_lock.unlock();
+  tables_lock.unlock();
 }
 
 std::atomic<uint8_t>* shared_flag(const std::string& path) {
@@ -1120,10 +1603,17 @@ extern "C" int maya_overlay_start(const char* text) {
   }
   own->files = folder + "/files";
   own->gone = folder + "/gone";
+  own->coming = folder + "/coming.";
+  own->variable = "MAYA_OVERLAY=" + all;
   own->untouched.push_back(folder);
   own->written = folder.empty() ? nullptr : shared_flag(folder + "/written");
   if (own->written == nullptr) return errno ? errno : EINVAL;
+  Dl_info library{};
+  dladdr(address(redirect_all), &library);
+  own->library = library.dli_fname;
   settings.store(own, std::memory_order_release);
+  static int once = pthread_atfork(lock_for_fork, unlock_after_fork, unlock_after_fork);
+  (void)once;
   redirect_all();
   return 0;
 }

@@ -15,6 +15,9 @@ import io
 import json
 import os
 import pickle
+import shutil
+import sys
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -23,6 +26,7 @@ from typing import Any
 
 import torch
 
+from maya_core.overlay import files
 from maya_core.patches import Patches
 from maya_core.recording.skipped import Skipped
 from maya_core.torch_seam import training as seam
@@ -41,6 +45,8 @@ def install(native: ModuleType, patches: Patches, skipped: Skipped) -> Checkpoin
     _no_loading(checkpoints, patches)
     _no_staging(patches)
     patches.when_imported("safetensors.torch", functools.partial(_sparse_safetensors, checkpoints, patches))
+    for name in ("safetensors", "safetensors.torch", "safetensors.numpy"):
+        patches.when_imported(name, functools.partial(_covered_safetensors, patches))
     return checkpoints
 
 
@@ -205,6 +211,32 @@ def _sparse_safetensors(checkpoints: Checkpoints, patches: Patches, safetensors:
         _write_safetensors(tensors, emulated, filename, metadata)
 
     patches.set(safetensors, "save_file", save_file)
+    for module in list(sys.modules.values()):  # that have imported it by name, such as transformers before a block
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if value is original:
+                patches.set(module, name, save_file)
+
+
+def _covered_safetensors(patches: Patches, module: ModuleType) -> None:
+    """Lets safetensors write aside. It renames what it has written by a system call of its own, which the overlay does not see."""
+
+    def wrap(original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def serialize_file(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> None:
+            aside = files.aside()
+            if aside is None:
+                original(tensors, filename, *args, **kwargs)
+                return
+            with tempfile.TemporaryDirectory(dir=aside) as folder:
+                made = Path(folder, "tensors")
+                original(tensors, made, *args, **kwargs)
+                if os.path.lexists(filename):
+                    os.remove(filename)
+                shutil.move(made, filename)
+
+        return serialize_file
+
+    patches.wrap(module, "serialize_file", wrap)
 
 
 def _write_safetensors(

@@ -80,6 +80,60 @@ PROGRAMS = {
         folder = os.open("data", os.O_RDONLY); file = os.open("n", os.O_CREAT | os.O_WRONLY, dir_fd=folder); os.write(file, b"n"); os.close(file)
         os.unlink("b.bin", dir_fd=folder); os.rename("n", "m", src_dir_fd=folder, dst_dir_fd=folder)
         print(sorted(os.listdir("data")), os.stat("m", dir_fd=folder).st_size)""",
+    "programs that were made": """
+        open("run.sh", "w").write("#!/bin/sh\\necho runs\\n"); os.chmod("run.sh", 0o755)
+        for options in ({}, {"env": {}}, {"shell": True}): print(subprocess.run("./run.sh", capture_output=True, text=True, **options).stdout)
+        print(subprocess.run("env ./run.sh; find . -name run.sh -exec {} \\\\;", shell=True, capture_output=True, text=True).stdout)
+        sys.stdout.flush(); print(os.spawnl(os.P_WAIT, "./run.sh", "run.sh"), os.waitpid(os.posix_spawn("./run.sh", ["run.sh"], {}), 0)[1])
+        print(subprocess.run(["run.sh"], env={"PATH": os.getcwd()}, capture_output=True, text=True).stdout)""",
+    "children without the variables": """
+        print(subprocess.run(["/bin/sh", "-c", "echo x > made; cat made; rm -rf old"], env={}, capture_output=True, text=True))
+        subprocess.run(["env", "-i", "/bin/sh", "-c", "echo x > second; echo y >> log.txt"])
+        os.environ.clear(); os.system("echo x > third"); os.popen("echo x > fourth").close()
+        print(sorted(os.listdir(".")), open("log.txt").read())""",
+    "files with random names": """
+        print(subprocess.run("sed -i s/epoch/EPOCH/ log.txt; cat log.txt; ls -A", shell=True, capture_output=True, text=True).stdout)
+        for make in (tempfile.mkstemp, tempfile.mkdtemp): make(dir=".")
+        print(len(os.listdir(".")))""",
+    "attributes through descriptors": """
+        with open("log.txt") as file: os.fchmod(file.fileno(), 0o600); os.utime(file.fileno(), (1, 1))
+        print(oct(os.stat("log.txt").st_mode & 0o777), os.stat("log.txt").st_mtime)""",
+    "what is changed keeps its other attributes": """
+        before = os.stat("log.txt").st_mtime_ns; os.chmod("log.txt", 0o666); print(os.stat("log.txt").st_mtime_ns == before)
+        before = os.stat("config.json").st_mtime_ns; os.rename("config.json", "c"); print(os.stat("c").st_mtime_ns == before)
+        open("log.txt", "a").close(); print(oct(os.stat("log.txt").st_mode & 0o777))""",
+    "sockets and nodes": """
+        import socket; deep = "d" * 60 + "/" + "e" * 60; os.makedirs(deep)
+        for path in ("socket", "data/socket"):
+            server, client = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+            server.bind(path); server.listen(); client.connect(path); server.accept()[0].send(b"hello"); print(client.recv(5), sorted(os.listdir("data")))
+        try: socket.socket(socket.AF_UNIX).bind("socket")
+        except OSError as error: print(error.errno)
+        os.unlink("socket"); os.mknod("node"); os.mkfifo("fifo"); print(sorted(os.listdir(".")))""",
+    "a folder of code is copied": """
+        os.makedirs("package/__pycache__"); open("package/__pycache__/m.pyc", "w").write("x"); open("package/m.py", "w").write("a = 1")
+        shutil.copytree("package", "runs/code"); print(sorted(os.listdir("runs/code")), os.listdir("runs/code/__pycache__"))
+        shutil.rmtree("runs"); print(os.path.exists("runs"))""",
+    "a folder of the user's is renamed": """
+        os.rename("data", "data.bak"); print(sorted(os.listdir(".")), sorted(os.listdir("data.bak")), open("data.bak/deep/c.bin").read())
+        os.mkdir("data"); print(os.listdir("data")); os.rename("old", "older"); open("older/x", "a").write("y"); os.rename("older", "old")
+        print(open("old/x").read(), os.path.exists("older"))
+        try: os.rename("old", "old/inside")
+        except OSError as error: print(error.errno)
+        made = tempfile.mkdtemp(); open(made + "/f", "w").write("f"); shutil.move(made, "here"); print(os.listdir("here"), os.path.exists(made))""",
+    "a folder that does not exist": """
+        try: open("none/../x", "w")
+        except FileNotFoundError: print("no such folder")
+        os.mkdir("none"); open("none/../x", "w").close(); print(os.path.exists("x"))""",
+    "processes append at once": """
+        import multiprocessing; context = multiprocessing.get_context("fork"); barrier = context.Barrier(8)
+        def append(index):
+            barrier.wait()
+            with open("log.txt", "a") as log: log.write(f"{index}\\n")
+        all = [context.Process(target=append, args=(index,)) for index in range(8)]
+        for each in all: each.start()
+        for each in all: each.join()
+        print(sorted(open("log.txt").read().split()))""",
     "another working folder": """
         os.makedirs("runs/1"); os.chdir("runs/1"); open("here", "w").write("1")
         print(os.path.relpath(os.getcwd(), START), os.listdir("."), open("../../log.txt").read())""",
@@ -187,6 +241,78 @@ def test_caches_devices_and_new_temporary_files_are_real(tmp_path: Path, monkeyp
         stop()
     assert (cache / "downloaded").exists() and (tmp_path / "__pycache__").exists()
     assert files.written(tmp_path / "aside") == []
+
+
+def test_copies_of_files_with_holes_have_the_holes(tmp_path: Path) -> None:
+    stop = files.start(files.environment(tmp_path / "aside"))
+    try:
+        with open(tmp_path / "model", "wb") as file:
+            for begin in (0, 1 << 28, 1 << 29):
+                file.seek(begin)
+                file.write(b"known")
+            file.truncate(1 << 30)
+        shutil.copyfile(tmp_path / "model", tmp_path / "best")
+        with open(tmp_path / "model", "rb") as source, open(tmp_path / "ranged", "wb") as target:
+            while os.copy_file_range(source.fileno(), target.fileno(), 1 << 30):
+                pass
+        for name in ("best", "ranged"):
+            found = (tmp_path / name).stat()
+            assert found.st_size == 1 << 30 and found.st_blocks * 512 < 1 << 20
+            with open(tmp_path / name, "rb") as file:
+                for begin in (0, 1 << 28, 1 << 29):
+                    file.seek(begin)
+                    assert file.read(7) == b"known\0\0"
+    finally:
+        stop()
+    assert not list(tmp_path.glob("best"))
+
+
+def test_the_users_preloaded_libraries_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_PRELOAD", "/the/users.so:/and/another.so")
+    names = files.environment(tmp_path / "aside")["LD_PRELOAD"].split(":")
+    assert names[0].endswith(files.NAME) and names[1:] == ["/the/users.so", "/and/another.so"]
+
+
+def test_a_cache_with_a_space_in_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "my cache"
+    shutil.copytree(files.library().parent, cache / files.library().parent.name)
+    files.library.cache_clear()
+    monkeypatch.setenv("MAYA_CACHE_DIR", str(cache))
+    monkeypatch.chdir(make(tmp_path / "mine"))
+    try:
+        variables = {**os.environ, **files.environment(tmp_path / "aside")}
+    finally:
+        files.library.cache_clear()
+    done = subprocess.run(["sh", "-c", "echo x > made; cat made"], env=variables, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("x\n", "") and not Path("made").exists()
+
+
+def test_a_program_below_a_cache_is_covered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = make(tmp_path / "large" / "project")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "large"))
+    monkeypatch.chdir(mine)
+    stop = files.start(files.environment(tmp_path / "aside"))
+    try:
+        (tmp_path / "large" / "downloaded").write_text("1")
+        Path("log.txt").write_text("changed")
+    finally:
+        stop()
+    assert (tmp_path / "large" / "downloaded").exists()
+    assert (mine / "log.txt").read_bytes() == FOLDER["log.txt"]
+
+
+def test_safetensors_of_values_that_are_known(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    save_file({"old": torch.ones(2)}, tmp_path / "mine.safetensors")
+    before = (tmp_path / "mine.safetensors").read_bytes()
+    with maya_core.emulate("h100"):
+        for name in ("mine.safetensors", "new.safetensors"):
+            save_file({"known": torch.arange(4)}, tmp_path / name)
+            assert load_file(tmp_path / name)["known"].tolist() == [0, 1, 2, 3]
+    assert (tmp_path / "mine.safetensors").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.safetensors"]
 
 
 SAVES = """
