@@ -32,13 +32,14 @@ def cache_folder() -> Path:
 
 
 def compiler() -> str:
-    found = os.environ.get("CXX") or "g++"
-    if shutil.which(found) is None:
+    name = os.environ.get("CXX") or "g++"
+    found = shutil.which(name)
+    if found is None:
         raise MayaError(
-            f"no C++ compiler: '{found}' was not found, and parts of Maya are compiled on first use.",
+            f"no C++ compiler: '{name}' was not found, and parts of Maya are compiled on first use.",
             "Install one (Debian/Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++) or point CXX at yours.",
         )
-    return found
+    return found  # by its path, from which gcc finds its parts if there is no PATH
 
 
 def run_compiler(arguments: list[str], what: str) -> None:

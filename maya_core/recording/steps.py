@@ -17,7 +17,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -37,7 +37,6 @@ OP_BY_OP = 5.6
 
 
 _MARK = re.compile(r"maya_core\.step\(|from maya_core import .*\bstep\b")  # in the sources of a program
-_GRAPH = re.compile(r"cuda\.graph\(|CUDAGraph\(")  # in the sources of a program that captures its work
 _MOST_WARMING_UP = 30  # steps before the first replay; DistributedDataParallel wants 11
 _MOST_WAITED = 1000  # requested steps that may pass before the first mark of a program that has one
 
@@ -167,17 +166,20 @@ class StepCounter:
 
     def _is_marked_later(self) -> bool:
         """Whether the program has not come to its first mark yet: the source of a function that runs now calls `maya_core.step`."""
-        return self._sources_match(_MARK)
+        files = {code.co_filename for code in self._running()}
+        return any(_MARK.search("".join(linecache.getlines(file))) for file in files)
 
-    def _sources_match(self, pattern: re.Pattern[str]) -> bool:
-        """Whether the pattern is in a file of the program of which a function runs now."""
+    def _is_captured_later(self) -> bool:
+        """Whether the program will capture its work in a CUDA graph: a function that runs now, or one that is defined in it, names one."""
+        return any(map(_names_a_graph, self._running()))
+
+    def _running(self) -> Iterator[CodeType]:
+        """The code of the program's functions that run now, the innermost first."""
         frame: FrameType | None = sys._getframe()
-        files = set()
         while frame is not None:
-            files.add(frame.f_code.co_filename)
+            if not self._is_library(frame.f_code.co_filename):
+                yield frame.f_code
             frame = frame.f_back
-        own = (file for file in files if not self._is_library(file))
-        return any(pattern.search("".join(linecache.getlines(file))) for file in own)
 
     # ---- steps in CUDA graphs ----
     def _ending_capture(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -344,11 +346,17 @@ class StepCounter:
         if self.enough and not self._marked and self._awaits_mark is None:
             self._awaits_mark = self._is_marked_later()
         if self.enough and not self._marked and self._awaits_graph is None:
-            self._awaits_graph = self._sources_match(_GRAPH)
+            self._awaits_graph = self._is_captured_later()
         if self.enough:
             self.idle = _waiting(self._stepped)
         if self.on_step:
             self.on_step(len(self.ends))
+
+
+def _names_a_graph(code: CodeType) -> bool:
+    names = set(code.co_names)
+    inside = (each for each in code.co_consts if isinstance(each, CodeType))
+    return "CUDAGraph" in names or {"cuda", "graph"} <= names or any(map(_names_a_graph, inside))
 
 
 def _waiting(stepped: set[int]) -> int:

@@ -8,6 +8,7 @@ from maya_core.predictor import copy_time
 from maya_core.report.analysis import Analysis
 from maya_core.report.prediction import DataLoading, Prediction
 
+LEAST_S = 1e-3
 NOTICED = 1.01  # a whole step that takes less than this many times the step is not shown
 
 
@@ -26,16 +27,17 @@ def data_loading(analysis: Analysis) -> DataLoading | None:
 def _of(analysis: Analysis, rank: int) -> DataLoading | None:
     meta, step = analysis.job.ranks[rank].meta, analysis.step_time_s
     measured = meta.get("loading")
-    if not measured or not step:
+    if not measured or not step or not (_rounded(measured["batch_s"]) or measured["pageable_bytes"]):
         return None
     steps = (meta.get("data") or {}).get("steps", [])[: analysis.steps]
     batches = float(np.mean([each["batches"] for each in steps])) if steps else 0.0
-    made = measured["batch_s"] * batches
+    batch_s = _rounded(measured["batch_s"])
+    made = batch_s * batches
     workers = measured["workers"]
     slower = _slower(analysis, measured["pageable_bytes"])
     wait = max(0.0, made / workers - step - slower) if workers else made
     return DataLoading(
-        batch_s=measured["batch_s"],
+        batch_s=batch_s,
         batches_per_step=batches,
         workers=workers,
         wait_s=wait,
@@ -43,6 +45,11 @@ def _of(analysis: Analysis, rank: int) -> DataLoading | None:
         pageable_s=slower,
         whole_step_s=step + slower + wait,
     )
+
+
+def _rounded(seconds: float) -> float:
+    """Two digits of what was measured, and nothing of less than a millisecond: it differs from one run to the next."""
+    return float(f"{seconds:.1e}") if seconds >= LEAST_S else 0.0
 
 
 def _slower(analysis: Analysis, nbytes: int) -> float:

@@ -239,7 +239,7 @@ class DataLoading(Part):
     machine that emulates, so these figures differ from machine to machine; all others do not."""
 
     batch_s: float
-    """Seconds in which the dataset makes a batch, on the machine that emulated the job."""
+    """Seconds in which the dataset makes a batch, on the machine that emulated the job, to two digits; 0 below a millisecond."""
     batches_per_step: float
     """Batches that a rank takes in a step."""
     workers: int

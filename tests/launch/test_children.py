@@ -63,7 +63,7 @@ def weights(prediction: dict[str, Any]) -> int:
 @pytest.mark.parametrize(
     "start",
     [
-        "subprocess.run([python, 'train.py', '32'], check=True, env={'HOME': '/tmp'})",
+        "subprocess.run([python, 'train.py', '32'], check=True, env={'HOME': os.environ['HOME']})",
         "subprocess.run('bash -c \"python train.py 32\"', shell=True, check=True)",
         "torch.zeros(1).cuda(); subprocess.check_call([python, 'train.py', '32'])",
     ],

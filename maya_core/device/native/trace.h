@@ -33,7 +33,7 @@ enum class EventKind : uint8_t {
 };
 
 // Validation = 4 is only given after the recording.
-enum class Phase : uint8_t { Forward = 0, Backward = 1, Recompute = 2, Optimizer = 3 };
+enum class Phase : uint8_t { Forward = 0, Backward = 1, Recompute = 2, Optimizer = 3, Validation = 4 };
 
 enum class Category : uint8_t { Parameter = 0, Gradient = 1, OptimizerState = 2, Buffer = 3, Workspace = 4 };
 
