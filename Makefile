@@ -15,7 +15,7 @@ VENV := .venv
 DIST := dist
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-CPP := $(wildcard maya_core/device/native/*.cpp maya_core/device/native/*.h maya_core/simulator/*.cpp maya_core/overlay/*.cpp)
+CPP := $(wildcard maya_core/device/native/*.cpp maya_core/device/native/*.h maya_core/simulator/*.cpp maya_core/overlay/native/*.cpp maya_core/overlay/native/*.h)
 
 .PHONY: environment demo test test-fast test-slow test-framework test-torch test-oldest docs wheel lint format bench bench-worlds bench-predictor bench-simulator accuracy accuracy-megatron profiles golden clean
 

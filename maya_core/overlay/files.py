@@ -21,12 +21,12 @@ from pathlib import Path
 from maya_core.cpp_build import WARNINGS, cache_folder, compiled, run_compiler
 from maya_core.errors import MayaError
 
-SOURCE = Path(__file__).with_name("overlay.cpp")
-FLAGS = ("-O2", "-std=c++20", "-fPIC", "-shared", *WARNINGS)
+SOURCES = Path(__file__).parent / "native"
+FLAGS = ("-O2", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-shared", *WARNINGS)
 # Children load the library before anything else: with a C++ library of its own, it does not decide which one they get.
 ALONE = ("-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL")
 NAME = "maya_overlay.so"
-VARIABLE = "MAYA_OVERLAY"  # the settings, for children; overlay.cpp reads it
+VARIABLE = "MAYA_OVERLAY"  # the settings, for children; native/linker.cpp reads it
 PRELOAD = "LD_PRELOAD"
 SYSTEM = ("/dev", "/proc", "/sys", "/run", "/var/run")
 CACHES = (
@@ -48,17 +48,20 @@ def untouched() -> list[str]:
 
 @functools.cache
 def library() -> Path:
-    """The compiled overlay.cpp."""
-    key = hashlib.sha256(SOURCE.read_bytes() + " ".join((*FLAGS, *ALONE, platform.machine())).encode()).hexdigest()[:16]
+    """The compiled sources in native/."""
+    digest = hashlib.sha256(" ".join((*FLAGS, *ALONE, platform.machine())).encode())
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.name.encode() + source.read_bytes())
 
     def compile_in(folder: Path, binary: Path) -> None:
-        command = [*FLAGS, str(SOURCE), "-o", str(binary), "-ldl"]
+        sources = map(str, sorted(SOURCES.glob("*.cpp")))
+        command = [*FLAGS, *sources, "-o", str(binary), "-ldl"]
         try:
             run_compiler([*command, *ALONE], "the overlay of files")
         except MayaError:  # not every system has the static library
             run_compiler(command, "the overlay of files")
 
-    return compiled(f"overlay-{key}", NAME, "", compile_in)
+    return compiled(f"overlay-{digest.hexdigest()[:16]}", NAME, "", compile_in)
 
 
 def environment(folder: Path, untouched_too: Iterable[Path] = ()) -> dict[str, str]:
