@@ -10,7 +10,6 @@
 // In the folder, `files/PATH` is what stands at PATH instead of the real file, and `gone/PATH/.gone` says that what is
 // really there, and all below it, was removed. Not redirected: programs that are linked statically, and system calls
 // that bypass the C library.
-
 //
 // Settings, paths and what is done with them are in paths.cpp, the functions in files.cpp, folders.cpp and
 // programs.cpp, and the tables of the linker in linker.cpp.
