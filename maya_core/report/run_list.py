@@ -94,16 +94,19 @@ def _verdict(prediction: Prediction) -> str:
 
 
 def table(found: list[ListedRun]) -> Table:
-    shown = plain_table("", "run", "started", "command", ">GPUs", ">step", ">memory", "")
-    shown.columns[0].no_wrap = True  # a name must stay one word when it is copied
+    """The time is shown where names do not begin with it."""
+    named = any(not row.name.startswith(f"{row.started:%Y%m%d}") for row in found)
+    shown = plain_table("", "run", *(["started"] if named else []), "command", ">GPUs", ">step", ">memory", "")
     for row in found:
         shown.add_row(
             row.name,
-            f"{row.started:%Y-%m-%d %H:%M}",
+            *([f"{row.started:%m-%d %H:%M}"] if named else []),
             row.command,
             f"{row.gpus:,} x {row.gpu}" if row.gpus else row.gpu,
             wording.seconds(row.step_time_s) if row.step_time_s is not None else "-",
             wording.size(row.memory_bytes) if row.memory_bytes is not None else "-",
             row.verdict,
         )
+    for column in shown.columns:
+        column.no_wrap = column.header not in ("command", "")  # a name must stay one word when it is copied
     return shown
