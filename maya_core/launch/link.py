@@ -7,8 +7,8 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import TypeVar
@@ -86,6 +86,15 @@ class Link:
     def idle(self, idle: bool) -> None:
         self.idles = idle
         self._notify(protocol.Idle(idle))
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around what this process does while it only waits for others."""
+        self.idle(True)
+        try:
+            yield
+        finally:
+            self.idle(False)
 
     # ---- for a process that starts the ranks ----
     def first_job(self) -> bool:

@@ -27,12 +27,12 @@ class DataLoadingRecord:
 
     def __init__(self, native: ModuleType) -> None:
         self.native = native
-        self._shared = mmap.mmap(-1, 2 * 8 * (MOST_WORKERS + 1))
         self.restart()
 
     def restart(self) -> None:
-        self._counted = np.frombuffer(self._shared, np.float64).reshape(2, -1)  # seconds, batches
-        self._counted[:] = 0
+        # New memory each time: a rank that is forked from this process must not count in the same one.
+        shared = mmap.mmap(-1, 2 * 8 * (MOST_WORKERS + 1))
+        self._counted = np.frombuffer(shared, np.float64).reshape(2, -1)  # seconds, batches
         self._workers = 0
         self.native.take_pageable_copies()
 

@@ -69,6 +69,8 @@ class EmulatedBlock:
             raise MayaError(
                 f"rank={rank}: the world has {world.size} ranks.", "Give nodes=, gpus_per_node= and one of their ranks."
             )
+        if request.keep_files and request.out is None:
+            raise MayaError("keep_files=True: there is no folder to keep them in.", "Give out=, a folder for runs.")
         self.request = request
         self._settings = ProcessSettings(
             request=request, gpus=gpus, rank=rank, world_size=world.size, machine_visible=os.environ.get(VISIBLE)

@@ -76,7 +76,7 @@ def install(link: Link, only_starts_others: Callable[[], bool], patches: Patches
     def waiting() -> AbstractContextManager[object]:
         here = threading.current_thread() is threading.main_thread()
         works = here and link.takes_part and not link.idles
-        return _idle(link) if works and only_starts_others() else nullcontext()
+        return link.waiting() if works and only_starts_others() else nullcontext()
 
     process = subprocess.Popen
     patches.wrap(process, "__init__", _with_settings)
@@ -84,15 +84,6 @@ def install(link: Link, only_starts_others: Callable[[], bool], patches: Patches
     patches.wrap(process, "communicate", functools.partial(_while, waiting))
     patches.wrap(os, "system", functools.partial(_while, waiting))
     patches.wrap(os, "execve", _replaced)
-
-
-@contextmanager
-def _idle(link: Link) -> Any:
-    link.idle(True)
-    try:
-        yield
-    finally:
-        link.idle(False)
 
 
 def _while(waiting: Callable[[], AbstractContextManager[object]], original: Callable[..., Any]) -> Callable[..., Any]:

@@ -85,11 +85,8 @@ def _idle_while(original: Callable[..., None], link: Link) -> Callable[..., None
     def join(self: Any, timeout: float | None = None) -> None:
         if self.daemon:  # a data loader's worker is no rank
             return original(self, timeout)
-        link.idle(True)
-        try:
+        with link.waiting():
             original(self, timeout)
-        finally:
-            link.idle(False)
 
     return join
 

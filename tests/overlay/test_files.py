@@ -386,3 +386,8 @@ def test_weights_are_holes_in_checkpoints(tmp_path: Path) -> None:
             assert read["model"]["weight"].cuda().sum().item() != 0
     assert {each.path.name for each in job.files} == {"a.pt", "b.pt"}
     assert not list(tmp_path.iterdir())
+
+
+def test_files_are_kept_only_in_a_folder_for_runs() -> None:
+    with pytest.raises(maya_core.MayaError, match="no folder to keep them in"):
+        maya_core.emulate("h100", keep_files=True)

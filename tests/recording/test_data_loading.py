@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -65,6 +66,20 @@ def test_copies_of_memory_that_is_not_pinned() -> None:
     # PCIe 5.0 x16 at the share that profiles show, 0.9 times more: 2 MiB take some 40 us longer.
     assert 1e-5 < pageable.data_loading.pageable_s < 1e-4
     assert pinned.data_loading.pageable_bytes_per_step == pinned.data_loading.pageable_s == 0
+
+
+def test_a_rank_that_is_forked_counts_for_itself() -> None:
+    with maya_core.emulate("h100") as job:
+        record = job.emulation.loading
+        record._counted[:] = 7.0
+        kept = record._counted
+        child = os.fork()
+        if child == 0:
+            record.restart()  # as a fork does that becomes another rank
+            record._counted[:] = 1.0
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert (kept == 7.0).all()
 
 
 def test_a_program_without_data_from_the_host_has_none() -> None:

@@ -26,10 +26,9 @@ namespace {
 void redirect_all();
 
 void* w_dlopen(const char* path, int flags) {
-  void* loaded = nullptr;
   Call call(AT_FDCWD, path && strchr(path, '/') ? path : nullptr, true, false);
   auto actual = call.passes() ? "" : call.place.actual();
-  loaded = dlopen(call.passes() ? path : actual.c_str(), flags);
+  auto* loaded = dlopen(call.passes() ? path : actual.c_str(), flags);
   if (loaded && settings.load() && !(flags & RTLD_NOLOAD)) redirect_all();
   return loaded;
 }

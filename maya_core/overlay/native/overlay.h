@@ -57,16 +57,17 @@ struct Place {
   bool there() const { return upper || lower; }
 };
 
-enum class Way { PASS, UNION };  // leave the call as it is, or answer it from both trees
-
-// Calls that only read pass while the overlay is empty.
-struct Call {
-  Way way = Way::PASS;
+// What becomes of a call. Calls that only read pass while the overlay is empty.
+class Call {
+ public:
   Place place;
 
   Call(int folder, const char* path, bool follow, bool writes);
 
-  bool passes() const { return way == Way::PASS; }
+  bool passes() const { return !covered_; }  // it is left as it is, and not answered from both trees
+
+ private:
+  bool covered_ = false;
 };
 
 // ---- paths ----

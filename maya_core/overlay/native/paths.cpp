@@ -188,7 +188,7 @@ Call::Call(int folder, const char* path, bool follow, bool writes) {
   if (wanted.empty() || untouched(*own, wanted) || is_bytecode(wanted)) return;
   place = resolve(wanted, follow);
   // A link may lead to a folder that is not touched.
-  if (!untouched(*own, place.path)) way = Way::UNION;
+  covered_ = !untouched(*own, place.path);
 }
 
 // Whether it was there when the run began. File systems that do not know when a file was made know when it was last
